@@ -1,0 +1,34 @@
+SHELL := /bin/bash
+PY := .venv/bin/python
+PORT ?= 8888
+
+.PHONY: help setup lab demo test check clean
+
+help:  ## what there is to make
+	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
+
+.venv/ok: pyproject.toml constraints.txt
+	python3 -m venv .venv
+	$(PY) -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	touch .venv/ok
+
+setup: .venv/ok  ## a .venv in this folder with everything in it
+
+lab: setup  ## JupyterLab on the quickstart
+	@echo "JupyterLab opens at http://localhost:$(PORT)/lab/tree/notebooks/01_quickstart.ipynb"
+	.venv/bin/jupyter lab --port $(PORT) $(LAB_FLAGS) notebooks/01_quickstart.ipynb
+
+demo: setup  ## the main job without a browser: compare strategies here and as recorded on H200s, write TensorBoard
+	.venv/bin/dspark-lab demo
+
+test: setup  ## all tests: unit, notebooks, browser
+	$(PY) -m pytest -q
+
+check: setup  ## ruff, pyright, import-linter
+	.venv/bin/ruff check .
+	.venv/bin/ruff format --check .
+	.venv/bin/pyright
+	.venv/bin/lint-imports
+
+clean:
+	rm -rf .venv .pytest_cache .ruff_cache build dist runs tb

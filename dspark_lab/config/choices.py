@@ -1,0 +1,69 @@
+"""The legal values of every toggle, and what each name of `alloc` stands for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from dspark_lab.errors import LabError, unknown
+
+DEVICES = ("auto", "cpu", "cuda")
+DTYPES = ("float32", "bfloat16")
+WEIGHTS = ("bigram", "random", "checkpoint")
+MARKOV_HEADS = ("none", "vanilla")
+PLACEMENTS = ("contiguous", "round_robin")
+VERIFY = ("static", "threshold")
+LAYOUTS = ("padded",)
+TRANSFERS = ("none", "blocking", "non_blocking", "pinned", "persistent", "graph_slot")
+GUARDS = ("never", "always", "on_demand")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Alloc:
+    """How the draft batch's `num_token_non_padded` reaches the device, and when it is built at all."""
+
+    transfer: str
+    guard: str
+    origin: str
+
+    def builds(self, predicate: bool) -> bool:
+        """Whether the scalar is built in a step, given `enable_num_token_non_padded`."""
+        return self.guard == "always" or (self.guard == "on_demand" and predicate)
+
+
+ALLOCS: dict[str, Alloc] = {
+    "none": Alloc(transfer="none", guard="never", origin="before sglang #33465"),
+    "blocking": Alloc(transfer="blocking", guard="always", origin="sglang #33465, the regression"),
+    "non_blocking": Alloc(transfer="non_blocking", guard="always", origin="sglang #34782 alone"),
+    "on_demand": Alloc(transfer="non_blocking", guard="on_demand", origin="sglang #34759, the fix"),
+    "pinned": Alloc(transfer="pinned", guard="on_demand", origin="a ring of pinned ints"),
+    "persistent": Alloc(transfer="persistent", guard="on_demand", origin="later sglang: one device buffer, filled"),
+    "graph_slot": Alloc(transfer="graph_slot", guard="on_demand", origin="ours: the captured graph's own input"),
+}
+
+
+def parse_alloc(name: str) -> Alloc:
+    """The transfer and guard behind ``name``: one of `ALLOCS`, or ``"transfer:guard"`` such as ``"pinned:always"``."""
+    if name in ALLOCS:
+        return ALLOCS[name]
+    transfer, colon, guard = str(name).partition(":")
+    if not colon:
+        raise unknown("alloc", name, ALLOCS)
+    if transfer not in TRANSFERS:
+        raise unknown("transfer", transfer, TRANSFERS)
+    if guard not in GUARDS:
+        raise unknown("guard", guard, GUARDS)
+    if (transfer == "none") != (guard == "never"):
+        raise LabError(
+            f"alloc={name!r} contradicts itself: transfer 'none' and guard 'never' go together; choose alloc='none', "
+            f"or one of {', '.join(TRANSFERS[1:])} with guard always or on_demand."
+        )
+    return Alloc(transfer=transfer, guard=guard, origin="chosen by hand")
+
+
+def alloc_name(transfer: str, guard: str) -> str:
+    """The shortest name for a transfer and a guard: the inverse of `parse_alloc`."""
+    for name, alloc in ALLOCS.items():
+        if (alloc.transfer, alloc.guard) == (transfer, guard):
+            return name
+    parse_alloc(f"{transfer}:{guard}")
+    return f"{transfer}:{guard}"

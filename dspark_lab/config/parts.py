@@ -1,0 +1,120 @@
+"""The parts of a `LabConfig`: the two models, the parallel layout, the engine. Plain values; the rules are in `rules`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from dspark_lab.config.choices import Alloc, parse_alloc
+
+
+@dataclass(frozen=True, kw_only=True)
+class DecoderConfig:
+    """Shape of a stack of decoder layers, in the names of a Hugging Face Qwen3 / Qwen3-MoE ``config.json``."""
+
+    vocab_size: int
+    hidden_size: int
+    num_hidden_layers: int
+    num_attention_heads: int
+    num_key_value_heads: int
+    head_dim: int
+    intermediate_size: int
+    num_experts: int = 0
+    num_experts_per_tok: int = 0
+    moe_intermediate_size: int = 0
+    norm_topk_prob: bool = True
+    mlp_only_layers: tuple[int, ...] = ()
+    decoder_sparse_step: int = 1
+    rms_norm_eps: float = 1e-6
+    rope_theta: float = 10_000.0
+    tie_word_embeddings: bool = False
+    attention_bias: bool = False
+
+    def is_moe_layer(self, layer: int) -> bool:
+        """Whether ``layer`` (from 0) has experts: not listed in `mlp_only_layers`, and on the sparse step."""
+        return self.num_experts > 0 and layer not in self.mlp_only_layers and (layer + 1) % self.decoder_sparse_step == 0
+
+    @property
+    def num_moe_layers(self) -> int:
+        return sum(self.is_moe_layer(i) for i in range(self.num_hidden_layers))
+
+
+@dataclass(frozen=True, kw_only=True)
+class DrafterConfig:
+    """What a DSpark drafter has beside its decoder layers (names of DeepSpec's ``config.json``)."""
+
+    block_size: int
+    """γ: draft tokens of a block."""
+    target_layer_ids: tuple[int, ...]
+    """Target layers whose raw outputs are the draft context; −1 is the embedding output."""
+    mask_token_id: int
+    markov_rank: int
+    markov_head: str = "vanilla"
+    enable_confidence_head: bool = True
+    confidence_head_with_markov: bool = True
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelConfig:
+    """Target, drafter and where their weights come from."""
+
+    target: DecoderConfig
+    draft: DecoderConfig
+    drafter: DrafterConfig
+    weights: str = "random"
+    """``bigram``: a synthetic pair that agrees most of the time; ``random``; ``checkpoint``: read from the two paths."""
+    target_path: str | None = None
+    drafter_path: str | None = None
+    dtype: str = "float32"
+    context_len: int = 2048
+    """Positions a slot of the KV cache holds."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ParallelConfig:
+    """Who holds what. World size = attn_dp·tp_size·replicas = moe_dp·ep_size·moe_tp."""
+
+    ep_size: int = 1
+    tp_size: int = 1
+    attn_dp: int = 1
+    moe_dp: int = 1
+    placement: str = "contiguous"
+
+    @property
+    def world_size(self) -> int:
+        return max(self.attn_dp * self.tp_size, self.moe_dp * self.ep_size)
+
+    @property
+    def replicas(self) -> int:
+        """Copies of the attention weights' layout: world / (attn_dp·tp_size)."""
+        return self.world_size // (self.attn_dp * self.tp_size)
+
+    @property
+    def moe_tp(self) -> int:
+        """Ranks that share one expert: world / (moe_dp·ep_size)."""
+        return self.world_size // (self.moe_dp * self.ep_size)
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineConfig:
+    """One decode step: batch, the scalar, verification, host."""
+
+    device: str = "auto"
+    batch_size: int = 1
+    alloc: str = "on_demand"
+    mask_padding: bool = True
+    verify: str = "static"
+    confidence_threshold: float = 0.0
+    layout: str = "padded"
+    simulated_accept_length: float | None = None
+    use_graph: bool = False
+    overlap: bool = False
+    host_work_us: float = 0.0
+    prompt_len: int = 16
+    max_new_tokens: int = 256
+    buckets: tuple[int, ...] = (1, 2, 4, 8, 16, 32, 64, 128)
+    """Batch sizes that a step is padded to."""
+
+    @property
+    def how(self) -> Alloc:
+        """Transfer and guard behind `alloc`."""
+        return parse_alloc(self.alloc)

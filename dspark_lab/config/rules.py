@@ -1,0 +1,167 @@
+"""What may be combined. Each rule raises a `LabError` with the value, the legal ones and the way out."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from dspark_lab.config import choices
+from dspark_lab.config.choices import parse_alloc
+from dspark_lab.config.parts import DecoderConfig
+from dspark_lab.errors import LabError, unknown
+
+if TYPE_CHECKING:
+    from dspark_lab.config.lab import LabConfig
+
+
+def check(cfg: LabConfig) -> None:
+    """Raises the first rule that ``cfg`` breaks."""
+    for rule in RULES:
+        rule(cfg)
+
+
+def _choices(cfg: LabConfig) -> None:
+    e, m, p = cfg.engine, cfg.model, cfg.parallel
+    for name, value, legal in (
+        ("device", e.device, choices.DEVICES),
+        ("verify", e.verify, choices.VERIFY),
+        ("layout", e.layout, choices.LAYOUTS),
+        ("dtype", m.dtype, choices.DTYPES),
+        ("weights", m.weights, choices.WEIGHTS),
+        ("markov_head", m.drafter.markov_head, choices.MARKOV_HEADS),
+        ("placement", p.placement, choices.PLACEMENTS),
+    ):
+        if value not in legal:
+            raise unknown(name, value, legal)
+    parse_alloc(e.alloc)
+
+
+def _numbers(cfg: LabConfig) -> None:
+    e, m, p = cfg.engine, cfg.model, cfg.parallel
+    for name, value in (
+        ("batch_size", e.batch_size),
+        ("block_size", m.drafter.block_size),
+        ("ep_size", p.ep_size),
+        ("tp_size", p.tp_size),
+        ("attn_dp", p.attn_dp),
+        ("moe_dp", p.moe_dp),
+        ("prompt_len", e.prompt_len),
+        ("max_new_tokens", e.max_new_tokens),
+        ("context_len", m.context_len),
+    ):
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise LabError(f"{name}={value!r} is not a whole number of at least 1.")
+    if not 0.0 <= e.confidence_threshold <= 1.0:
+        raise LabError(f"confidence_threshold={e.confidence_threshold!r} is not between 0 and 1; 0 keeps every block whole.")
+    if not (e.host_work_us >= 0 and math.isfinite(e.host_work_us)):
+        raise LabError(f"host_work_us={e.host_work_us!r} is not a time: microseconds, at least 0.")
+    if e.batch_size > max(e.buckets):
+        raise LabError(f"batch_size={e.batch_size} is over the largest bucket, {max(e.buckets)}; give larger buckets.")
+
+
+def _experts(cfg: LabConfig) -> None:
+    ep = cfg.parallel.ep_size
+    if ep == 1:
+        return
+    if not cfg.model.target.num_experts and not cfg.model.draft.num_experts:
+        raise LabError(f"ep_size={ep} needs experts to share out, and neither target nor drafter has any; choose ep_size=1.")
+    for who, decoder in (("target", cfg.model.target), ("drafter", cfg.model.draft)):
+        if decoder.num_experts and decoder.num_experts % ep:
+            raise _does_not_divide(ep, who, decoder)
+
+
+def _does_not_divide(ep: int, who: str, decoder: DecoderConfig) -> LabError:
+    n = decoder.num_experts
+    sizes = ", ".join(str(d) for d in range(1, n + 1) if n % d == 0)
+    redundant = -n % ep
+    return LabError(
+        f"ep_size={ep} does not divide the {who}'s {n} experts; sizes that do: {sizes}. "
+        f"With {redundant} redundant expert{'s' * (redundant > 1)} ({n + redundant} in all) it would divide."
+    )
+
+
+def _world(cfg: LabConfig) -> None:
+    p = cfg.parallel
+    attn, moe, world = p.attn_dp * p.tp_size, p.moe_dp * p.ep_size, p.world_size
+    if world % attn or world % moe:
+        raise LabError(
+            f"attn_dp·tp_size = {attn} and moe_dp·ep_size = {moe} do not share a world size: the larger must be a "
+            f"multiple of the smaller (attn_dp={p.attn_dp}, tp_size={p.tp_size}, moe_dp={p.moe_dp}, ep_size={p.ep_size})."
+        )
+
+
+def _scalar(cfg: LabConfig) -> None:
+    e, how = cfg.engine, cfg.engine.how
+    if how.transfer == "graph_slot" and not e.use_graph:
+        raise LabError(
+            f"alloc={e.alloc!r} writes into a captured graph's input and use_graph is False; "
+            "choose use_graph=True, or alloc='persistent', which fills one device buffer without graphs."
+        )
+    if cfg.needs_scalar and how.guard == "never":
+        raise LabError(
+            f"alloc={e.alloc!r} at ep_size={cfg.parallel.ep_size} leaves num_token_non_padded None, and the MoE router reads it "
+            "there to mask padded rows; choose alloc='on_demand' (or blocking, non_blocking, pinned, persistent), "
+            "or mask_padding=False, which computes padded rows and throws them away."
+        )
+
+
+def _verification(cfg: LabConfig) -> None:
+    e, d = cfg.engine, cfg.model.drafter
+    if e.verify == "static" and e.confidence_threshold > 0:
+        raise LabError(
+            f"confidence_threshold={e.confidence_threshold} is not read with verify='static', which verifies whole blocks; "
+            "choose verify='threshold'."
+        )
+    if e.verify == "threshold" and not d.enable_confidence_head:
+        raise LabError("verify='threshold' needs a confidence head and this drafter has none; choose verify='static'.")
+    sim = e.simulated_accept_length
+    if sim is not None and not 1.0 <= sim <= d.block_size + 1:
+        raise LabError(
+            f"simulated_accept_length={sim} is outside 1 to {d.block_size + 1} "
+            f"(block_size {d.block_size} and the bonus token); None accepts what the target accepts."
+        )
+
+
+def _drafter(cfg: LabConfig) -> None:
+    m = cfg.model
+    d, t = m.drafter, m.target
+    ids = d.target_layer_ids
+    if not ids or list(ids) != sorted(set(ids)) or ids[0] < -1 or ids[-1] >= t.num_hidden_layers:
+        raise LabError(
+            f"target_layer_ids={list(ids)} must strictly increase within -1 (the embedding) to {t.num_hidden_layers - 1}."
+        )
+    if not 0 <= d.mask_token_id < m.draft.vocab_size:
+        raise LabError(f"mask_token_id={d.mask_token_id} is outside the drafter's vocabulary of {m.draft.vocab_size}.")
+    if m.draft.vocab_size != t.vocab_size or m.draft.hidden_size != t.hidden_size:
+        raise LabError(
+            f"drafter (vocab_size {m.draft.vocab_size}, hidden_size {m.draft.hidden_size}) and target "
+            f"({t.vocab_size}, {t.hidden_size}) must agree in both: they are not of one pair."
+        )
+    if (d.markov_head == "none") != (d.markov_rank == 0):
+        raise LabError(f"markov_head={d.markov_head!r} and markov_rank={d.markov_rank} contradict: rank 0 goes with 'none'.")
+    if m.weights == "checkpoint" and not (m.target_path and m.drafter_path):
+        raise LabError("weights='checkpoint' needs target_path and drafter_path; lab.load_pair(target, drafter) sets both.")
+
+
+def _context(cfg: LabConfig) -> None:
+    e, m = cfg.engine, cfg.model
+    need = e.prompt_len + e.max_new_tokens + m.drafter.block_size + 1
+    if need > m.context_len:
+        raise LabError(
+            f"prompt_len={e.prompt_len} + max_new_tokens={e.max_new_tokens} + a block of {m.drafter.block_size + 1} is {need} "
+            f"positions, over context_len={m.context_len}; choose max_new_tokens of at most "
+            f"{max(m.context_len - need + e.max_new_tokens, 0)} or a larger context_len."
+        )
+
+
+RULES: tuple[Callable[[LabConfig], None], ...] = (
+    _choices,
+    _numbers,
+    _drafter,
+    _world,
+    _experts,
+    _scalar,
+    _verification,
+    _context,
+)

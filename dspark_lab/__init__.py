@@ -1,0 +1,48 @@
+"""dspark_lab: DSpark drafting, MoE expert parallelism and the decode step, to toggle, measure and look at in notebooks.
+
+Public names load late, so that ``import dspark_lab`` is fast and needs no torch.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any
+
+_NAMES: dict[str, str] = {
+    # what there is
+    "LabConfig": "dspark_lab.config",
+    "LabError": "dspark_lab.errors",
+    "Run": "dspark_lab.runs.record",
+    "preset": "dspark_lab.config",
+    "load_pair": "dspark_lab.models.checkpoint",
+    "doctor": "dspark_lab.doctor",
+    # runs
+    "run": "dspark_lab.runs.runner",
+    "sweep": "dspark_lab.runs.runner",
+    "start": "dspark_lab.runs.runner",
+    "generate": "dspark_lab.engine.generate",
+    "load_run": "dspark_lab.runs.store",
+    "load_runs": "dspark_lab.runs.store",
+    "recorded": "dspark_lab.runs.store",
+    "compare": "dspark_lab.analysis.latency",
+    # traces
+    "open_trace": "dspark_lab.trace.reader",
+    "summarize": "dspark_lab.trace.summary",
+    # out
+    "to_tensorboard": "dspark_lab.export.tensorboard",
+    "panel": "dspark_lab.view.panel",
+}
+
+__all__ = [*_NAMES, "plot"]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "plot":
+        return import_module("dspark_lab.view.figures")
+    if name not in _NAMES:
+        raise AttributeError(f"module 'dspark_lab' has no attribute {name!r}")
+    return getattr(import_module(_NAMES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,0 +1,209 @@
+"""`Run`: what one config produced. Saved as a folder, written under a temporary name and renamed. No torch."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import tempfile
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from dspark_lab.config import LabConfig
+from dspark_lab.errors import LabError
+
+SCHEMA = 1
+STEP_COLUMNS: dict[str, str] = {
+    "process": "int32",
+    "repeat": "int32",
+    "step": "int32",
+    "rank": "int32",
+    "profiled": "bool",
+    "step_us": "float64",
+    "host_us": "float64",
+    "num_requests": "int32",
+    "num_committed": "int32",
+}
+
+
+def empty_steps() -> pd.DataFrame:
+    """A step table with the full schema and no rows."""
+    return pd.DataFrame({name: pd.Series(dtype=kind) for name, kind in STEP_COLUMNS.items()})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Acceptance:
+    """Accepted drafts, counted over all rounds. ``accepted[a]`` is the number of rounds that accepted exactly ``a`` drafts.
+
+    Identity: accept_length = 1 + Σ_k P_k, with P_k = rounds that accepted position k over all rounds.
+    """
+
+    accepted: tuple[int, ...]
+    proposed: tuple[int, ...]
+    """``proposed[p]``: rounds that proposed ``p`` drafts for verification."""
+    simulated: bool = False
+
+    @property
+    def num_rounds(self) -> int:
+        return sum(self.accepted)
+
+    @property
+    def by_position(self) -> list[float]:
+        """P_1 … P_γ."""
+        rounds = max(self.num_rounds, 1)
+        tail = np.cumsum(self.accepted[::-1])[::-1]
+        return [float(x) / rounds for x in tail[1:]]
+
+    @property
+    def accept_length(self) -> float:
+        """Mean tokens committed a round, bonus included; NaN without a round."""
+        return 1.0 + sum(self.by_position) if self.num_rounds else float("nan")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """One config's measured steps, acceptance, outputs, environment and trace files."""
+
+    name: str
+    config: LabConfig
+    source: str
+    """``measured`` or ``simulated``; a run loaded from a folder shows as ``recorded`` (see `shown_source`)."""
+    steps: pd.DataFrame
+    environment: dict[str, Any]
+    acceptance: Acceptance | None = None
+    outputs: dict[str, Any] = field(default_factory=dict)
+    """``digest``: of all committed tokens, in request order; ``num_tokens``."""
+    ep: list[dict[str, Any]] = field(default_factory=list)
+    """A dict a rank: ``rank``, ``rows_computed``, ``bytes_sent``, ``expert_bytes``, ``rows_by_expert`` …"""
+    quoted: dict[str, Any] = field(default_factory=dict)
+    """Figures known only as a summary, without their steps: ``step_ms_p50``, ``floor_pct``, ``protocol``."""
+    status: str = "complete"
+    role: str = "arm"
+    """``arm``, or ``aa``: the baseline measured a second time, for the A/A floor."""
+    trace_paths: tuple[Path, ...] = ()
+    path: Path | None = None
+    loaded: bool = False
+
+    @property
+    def device(self) -> str:
+        """``cpu`` or ``cuda``: where the steps ran."""
+        return str(self.environment.get("device", self.config.engine.device))
+
+    @property
+    def device_name(self) -> str:
+        return str(self.environment.get("device_name", self.device))
+
+    @property
+    def shown_source(self) -> str:
+        """``measured`` (here, now), ``recorded`` (loaded) or ``simulated``."""
+        return "recorded" if self.loaded and self.source == "measured" else self.source
+
+    @property
+    def label(self) -> str:
+        """One line: source, device, date, profiled or not. Stands beside every figure made of this run."""
+        when = str(self.environment.get("recorded_at", ""))[:10]
+        kinds = set(self.steps["profiled"]) if len(self.steps) else {False}
+        how = "profiled" if kinds == {True} and not self.quoted else "unprofiled"
+        return f"{self.shown_source} {when} on {self.device_name}, {how}".replace("  ", " ")
+
+    def step_us(self, *, profiled: bool = False, skip: int = 2) -> pd.DataFrame:
+        """Steps as the maximum over ranks, one row a (process, repeat, step), from the third step of each block on."""
+        rows = self.steps[(self.steps["profiled"] == profiled) & (self.steps["step"] >= skip)]
+        keys = ["process", "repeat", "step"]
+        return rows.groupby(keys, as_index=False).agg(
+            step_us=("step_us", "max"), step_us_mean_ranks=("step_us", "mean"), host_us=("host_us", "max"),
+            num_requests=("num_requests", "first"), num_committed=("num_committed", "first"),
+        )
+
+    @property
+    def step_ms_p50(self) -> float:
+        """Median unprofiled step in ms; the quoted figure where no unprofiled steps are at hand; else NaN."""
+        rows = self.step_us()
+        if len(rows):
+            return float(rows["step_us"].median()) / 1e3
+        return float(self.quoted.get("step_ms_p50", float("nan")))
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Committed tokens over unprofiled step time; NaN without unprofiled steps."""
+        rows = self.step_us()
+        seconds = float(rows["step_us"].sum()) / 1e6
+        return float(rows["num_committed"].sum()) / seconds if seconds > 0 else float("nan")
+
+    def to_json(self) -> dict[str, Any]:
+        """What ``run.json`` holds."""
+        acc = self.acceptance
+        return {
+            "schema": SCHEMA,
+            "name": self.name,
+            "source": self.source,
+            "status": self.status,
+            "role": self.role,
+            "seed": self.config.seed,
+            "config": self.config.to_dict(),
+            "environment": self.environment,
+            "acceptance": acc and {"accepted": list(acc.accepted), "proposed": list(acc.proposed), "simulated": acc.simulated},
+            "outputs": self.outputs,
+            "ep": self.ep,
+            "quoted": self.quoted,
+            "traces": [p.name for p in self.trace_paths],
+        }
+
+    def save(self, folder: Path | str) -> Run:
+        """Writes ``folder`` whole or not at all; traces are copied in. Returns the run as it now lies there."""
+        folder = Path(folder)
+        try:
+            folder.parent.mkdir(parents=True, exist_ok=True)
+            tmp = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
+        except OSError as e:
+            raise LabError(f"cannot write a run to {folder}: {e.strerror}; choose a folder that can be written.") from None
+        try:
+            self.steps.to_parquet(tmp / "steps.parquet", index=False)
+            if self.trace_paths:
+                (tmp / "traces").mkdir()
+                for p in self.trace_paths:
+                    shutil.copyfile(p, tmp / "traces" / p.name)
+            (tmp / "run.json").write_text(json.dumps(self.to_json(), indent=1) + "\n")
+            if folder.exists():
+                shutil.rmtree(folder)
+            os.chmod(tmp, 0o755)
+            tmp.rename(folder)
+        except BaseException:
+            shutil.rmtree(tmp, ignore_errors=True)
+            raise
+        return replace(self, path=folder, trace_paths=tuple(folder / "traces" / p.name for p in self.trace_paths))
+
+
+def read_run(folder: Path | str) -> Run:
+    """The run in ``folder``. Raises `LabError` where there is none, or where it is of a newer schema."""
+    folder = Path(folder)
+    try:
+        d = json.loads((folder / "run.json").read_text())
+    except FileNotFoundError:
+        raise LabError(f"{folder} holds no run: run.json is missing.") from None
+    except (OSError, ValueError) as e:
+        raise LabError(f"{folder}/run.json cannot be read: {e}") from None
+    if d.get("schema") != SCHEMA:
+        raise LabError(f"{folder} was written with run schema {d.get('schema')}; this version reads {SCHEMA}.")
+    acc = d["acceptance"]
+    steps = folder / "steps.parquet"
+    return Run(
+        name=d["name"],
+        config=LabConfig.from_dict(d["config"]),
+        source=d["source"],
+        status=d["status"],
+        role=d["role"],
+        steps=pd.read_parquet(steps) if steps.exists() else empty_steps(),
+        environment=d["environment"],
+        acceptance=acc and Acceptance(accepted=tuple(acc["accepted"]), proposed=tuple(acc["proposed"]), simulated=acc["simulated"]),
+        outputs=d["outputs"],
+        ep=d["ep"],
+        quoted=d["quoted"],
+        trace_paths=tuple(folder / "traces" / name for name in d["traces"]),
+        path=folder,
+        loaded=True,
+    )

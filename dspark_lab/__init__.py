@@ -15,7 +15,7 @@ _NAMES: dict[str, str] = {
     "Run": "dspark_lab.runs.record",
     "preset": "dspark_lab.config",
     "load_pair": "dspark_lab.models.checkpoint",
-    "doctor": "dspark_lab.doctor",
+    "doctor": "dspark_lab.health",
     # runs
     "run": "dspark_lab.runs.runner",
     "sweep": "dspark_lab.runs.runner",

@@ -1,0 +1,39 @@
+"""Decisions on padded rows: who reads the device scalar, which bucket a batch is padded to, how many real rows a rank holds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from dspark_lab.config.parts import ParallelConfig
+from dspark_lab.errors import LabError
+
+
+def enable_num_token_non_padded(parallel: ParallelConfig) -> bool:
+    """Whether a forward needs `num_token_non_padded` on the device: exactly ``ep_size > 1``.
+
+    Nothing else enters: neither attention DP, nor graphs, nor whether the drafter has experts.
+    """
+    return parallel.ep_size > 1
+
+
+def bucket_for(batch_size: int, buckets: Iterable[int]) -> int:
+    """The smallest of ``buckets`` that holds ``batch_size`` requests. Raises `LabError` where none does."""
+    sizes = sorted(buckets)
+    for size in sizes:
+        if size >= batch_size:
+            return size
+    raise LabError(f"batch_size={batch_size} is over the largest bucket, {sizes[-1] if sizes else 'of which there are none'}.")
+
+
+def local_counts(num_tokens: int, padded_tokens: int, attn_tp: int) -> list[int]:
+    """Real rows of each attention-TP rank, when ``padded_tokens`` (W) rows are cut into equal chunks.
+
+    ``local(r) = clamp(G - (W/t)*r, 0, W/t)`` with G = ``num_tokens`` and t = ``attn_tp``; the counts sum to G, and the
+    last ranks may hold none. Raises `LabError` where W is not a multiple of t (a floor chunk would lose rows) or G > W.
+    """
+    if attn_tp < 1 or padded_tokens % attn_tp:
+        raise LabError(f"padded_tokens={padded_tokens} is not a multiple of attn_tp={attn_tp}: chunks of unequal size would lose rows.")
+    if not 0 <= num_tokens <= padded_tokens:
+        raise LabError(f"num_tokens={num_tokens} is not within 0 to padded_tokens={padded_tokens}.")
+    chunk = padded_tokens // attn_tp
+    return [min(max(num_tokens - chunk * rank, 0), chunk) for rank in range(attn_tp)]

@@ -78,17 +78,23 @@ class ForwardBatch:
         self._check_count()
         self._check_scalar(enable_num_token_non_padded(parallel) and mask_padding, parallel.ep_size)
         if self.max_keys < 1:
-            raise LabError(f"max_keys={self.max_keys} leaves attention nothing to read; it bounds key_limits from above.")
+            raise LabError(
+                f"max_keys={self.max_keys} leaves attention nothing to read; it bounds key_limits from above."
+            )
 
     def _check_tensor(self, name: str, rows: int) -> None:
         tensor: Tensor = getattr(self, name)
         shape, q = tuple(tensor.shape), self.num_tokens_per_req
         if shape != (rows,):
-            raise LabError(f"{name} has shape {shape} and must have ({rows},): batch_size {self.batch_size}, {q} rows each.")
+            raise LabError(
+                f"{name} has shape {shape} and must have ({rows},): batch_size {self.batch_size}, {q} rows each."
+            )
         if tensor.dtype != torch.int64:
             raise LabError(f"{name} has dtype {tensor.dtype} and must have torch.int64.")
         if tensor.device != self.input_ids.device:
-            raise LabError(f"{name} is on {tensor.device} and input_ids on {self.input_ids.device}; both must be on one device.")
+            raise LabError(
+                f"{name} is on {tensor.device} and input_ids on {self.input_ids.device}; both must be on one device."
+            )
 
     def _check_count(self) -> None:
         count = self.num_token_non_padded_cpu
@@ -114,6 +120,10 @@ class ForwardBatch:
         if scalar.dtype != torch.int32:
             raise LabError(f"num_token_non_padded has dtype {scalar.dtype} and must have torch.int32.")
         if tuple(scalar.shape) not in ((), (1,)):
-            raise LabError(f"num_token_non_padded has shape {tuple(scalar.shape)} and must hold one element: () or (1,).")
+            raise LabError(
+                f"num_token_non_padded has shape {tuple(scalar.shape)} and must hold one element: () or (1,)."
+            )
         if scalar.device != self.input_ids.device:
-            raise LabError(f"num_token_non_padded is on {scalar.device} and must be on {self.input_ids.device}, as input_ids.")
+            raise LabError(
+                f"num_token_non_padded is on {scalar.device} and must be on {self.input_ids.device}, as input_ids."
+            )

@@ -22,7 +22,9 @@ def bucket_for(batch_size: int, buckets: Iterable[int]) -> int:
     for size in sizes:
         if size >= batch_size:
             return size
-    raise LabError(f"batch_size={batch_size} is over the largest bucket, {sizes[-1] if sizes else 'of which there are none'}.")
+    raise LabError(
+        f"batch_size={batch_size} is over the largest bucket, {sizes[-1] if sizes else 'of which there are none'}."
+    )
 
 
 def local_counts(num_tokens: int, padded_tokens: int, attn_tp: int) -> list[int]:
@@ -32,7 +34,9 @@ def local_counts(num_tokens: int, padded_tokens: int, attn_tp: int) -> list[int]
     last ranks may hold none. Raises `LabError` where W is not a multiple of t (a floor chunk would lose rows) or G > W.
     """
     if attn_tp < 1 or padded_tokens % attn_tp:
-        raise LabError(f"padded_tokens={padded_tokens} is not a multiple of attn_tp={attn_tp}: chunks of unequal size would lose rows.")
+        raise LabError(
+            f"padded_tokens={padded_tokens} is not a multiple of attn_tp={attn_tp}: chunks of unequal size would lose rows."
+        )
     if not 0 <= num_tokens <= padded_tokens:
         raise LabError(f"num_tokens={num_tokens} is not within 0 to padded_tokens={padded_tokens}.")
     chunk = padded_tokens // attn_tp

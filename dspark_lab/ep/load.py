@@ -1,0 +1,50 @@
+"""`EpLoad`: what expert parallelism cost, counted on the device and read once at the end."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+class EpLoad:
+    """Rows by MoE layer and local expert of one rank. Adding never synchronises, and counts in replayed graphs too."""
+
+    def __init__(
+        self,
+        *,
+        num_layers: int,
+        num_local_experts: int,
+        ep_size: int,
+        topk: int,
+        row_bytes: int,
+        device: torch.device | str,
+    ) -> None:
+        self.ep_size, self.topk, self.row_bytes = ep_size, topk, row_bytes
+        self._ids = torch.arange(-1, num_local_experts, device=device)
+        self._counts = torch.zeros(num_layers, num_local_experts + 1, dtype=torch.int64, device=device)
+
+    def add(self, layer: int, local_ids: Tensor) -> None:
+        """Counts ``local_ids`` [T, k] (−1: dropped) of the ``layer``-th MoE layer."""
+        self._counts[layer] += (local_ids.reshape(-1, 1) == self._ids).sum(0)
+
+    def reset(self) -> None:
+        self._counts.zero_()
+
+    def report(self) -> dict[str, Any]:
+        """Plain values; the one place that synchronises.
+
+        ``rows`` [layer][local expert] computed here; ``num_dropped`` [layer]: padding and other ranks' rows;
+        ``num_tokens`` [layer]: rows of the forwards, padding included; ``bytes_sent`` by this rank in all-reduces, as a ring
+        sends them: 2·(n−1)/n of each output.
+        """
+        counts = self._counts.tolist()
+        num_tokens = [sum(layer) // self.topk for layer in counts]
+        ring = 2 * (self.ep_size - 1) / self.ep_size
+        return {
+            "rows": [layer[1:] for layer in counts],
+            "num_dropped": [layer[0] for layer in counts],
+            "num_tokens": num_tokens,
+            "bytes_sent": round(sum(num_tokens) * self.row_bytes * ring),
+        }

@@ -1,0 +1,167 @@
+"""`Decoder`, the stack of layers that target and drafter share, and `Target`. Parameter names are Hugging Face's."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from dspark_lab.config.parts import DecoderConfig
+from dspark_lab.ep.dispatch import ExpertGroup
+from dspark_lab.ep.load import EpLoad
+from dspark_lab.models.attention import Attention, RMSNorm, Rope, Rows, embedding, linear, rows_of
+from dspark_lab.models.batch import ForwardBatch
+from dspark_lab.models.kvcache import KVCache
+from dspark_lab.models.moe import MoE
+
+
+class Mlp(nn.Module):
+    """SwiGLU."""
+
+    def __init__(self, cfg: DecoderConfig, **factory: Any) -> None:
+        super().__init__()
+        self.gate_proj = linear(cfg.hidden_size, cfg.intermediate_size, **factory)
+        self.up_proj = linear(cfg.hidden_size, cfg.intermediate_size, **factory)
+        self.down_proj = linear(cfg.intermediate_size, cfg.hidden_size, **factory)
+
+    def forward(self, x: Tensor, batch: ForwardBatch) -> Tensor:
+        return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
+
+
+class DecoderLayer(nn.Module):
+    """Attention, then a dense or a mixture-of-experts MLP, each after a norm and beside a residual."""
+
+    def __init__(self, cfg: DecoderConfig, layer: int, group: ExpertGroup, **factory: Any) -> None:
+        super().__init__()
+        self.layer = layer
+        self.self_attn = Attention(cfg, **factory)
+        self.mlp = MoE(cfg, group, **factory) if cfg.is_moe_layer(layer) else Mlp(cfg, **factory)
+        self.input_layernorm = RMSNorm(cfg.hidden_size, cfg.rms_norm_eps, **factory)
+        self.post_attention_layernorm = RMSNorm(cfg.hidden_size, cfg.rms_norm_eps, **factory)
+
+    def forward(self, x: Tensor, rows: Rows) -> Tensor:
+        x = x + self.self_attn(self.input_layernorm(x), self.layer, rows)
+        return x + self.mlp(self.post_attention_layernorm(x), rows.batch)
+
+
+class Decoder(nn.Module):
+    """Embedding, layers, final norm. Weights are not set at construction: see `weights` and `checkpoint`."""
+
+    def __init__(
+        self,
+        cfg: DecoderConfig,
+        group: ExpertGroup | None = None,
+        *,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype = torch.float32,
+    ) -> None:
+        super().__init__()
+        group, factory = group or ExpertGroup(), {"device": device, "dtype": dtype}
+        self.cfg, self.group, self.dtype = cfg, group, dtype
+        self.embed_tokens = embedding(cfg.vocab_size, cfg.hidden_size, **factory)
+        self.layers = nn.ModuleList(DecoderLayer(cfg, i, group, **factory) for i in range(cfg.num_hidden_layers))
+        self.norm = RMSNorm(cfg.hidden_size, cfg.rms_norm_eps, **factory)
+        self.rope = Rope(cfg.head_dim, cfg.rope_theta, device)
+
+    @property
+    def device(self) -> torch.device:
+        return self.norm.weight.device
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of the weights on this rank."""
+        return sum(p.nbytes for p in self.parameters())
+
+    @property
+    def moe_layers(self) -> list[MoE]:
+        return [m for m in self.modules() if isinstance(m, MoE)]
+
+    def new_cache(self, num_slots: int, context_len: int) -> KVCache:
+        """A cache of this stack's shape, of ``num_slots`` requests and the dummy slot."""
+        c = self.cfg
+        return KVCache(
+            c.num_hidden_layers, num_slots, context_len, c.num_key_value_heads, c.head_dim, self.dtype, self.device
+        )
+
+    def watch_load(self) -> EpLoad | None:
+        """Lets every MoE layer count its rows from now on; None without MoE layers."""
+        layers = self.moe_layers
+        if not layers:
+            return None
+        load = EpLoad(
+            num_layers=len(layers),
+            num_local_experts=len(layers[0].experts.expert_ids),
+            ep_size=self.group.parallel.ep_size,
+            topk=self.cfg.num_experts_per_tok,
+            row_bytes=self.cfg.hidden_size * self.dtype.itemsize,
+            device=self.device,
+        )
+        for i, layer in enumerate(layers):
+            layer.load, layer.load_layer = load, i
+        return load
+
+    def run(
+        self, batch: ForwardBatch, cache: KVCache, capture_layers: tuple[int, ...] = ()
+    ) -> tuple[Tensor, list[Tensor]]:
+        """Final-normed hidden [T, H], and the raw outputs [T, H] of ``capture_layers`` (−1: the embedding)."""
+        x = self.embed_tokens(batch.input_ids)
+        rows = rows_of(batch, cache, self.rope, self.cfg, self.dtype)
+        captured = [x] if -1 in capture_layers else []
+        for i, layer in enumerate(self.layers):
+            x = layer(x, rows)
+            if i in capture_layers:
+                captured.append(x)
+        return self.norm(x), captured
+
+
+@dataclass(frozen=True, kw_only=True)
+class TargetOutput:
+    """What one forward of the target gives."""
+
+    hidden: Tensor
+    """[T, H] after the final norm."""
+    aux: Tensor
+    """[T, n·H] raw outputs of the captured layers, side by side in order: the draft context."""
+
+
+class Target(nn.Module):
+    """The model that is being decoded."""
+
+    def __init__(
+        self,
+        cfg: DecoderConfig,
+        group: ExpertGroup | None = None,
+        *,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype = torch.float32,
+    ) -> None:
+        super().__init__()
+        self.cfg = cfg
+        self.model = Decoder(cfg, group, device=device, dtype=dtype)
+        tied = cfg.tie_word_embeddings
+        self.lm_head = None if tied else linear(cfg.hidden_size, cfg.vocab_size, device=device, dtype=dtype)
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of the weights on this rank."""
+        return sum(p.nbytes for p in self.parameters())
+
+    def new_cache(self, num_slots: int, context_len: int) -> KVCache:
+        return self.model.new_cache(num_slots, context_len)
+
+    def watch_load(self) -> EpLoad | None:
+        return self.model.watch_load()
+
+    def forward(self, batch: ForwardBatch, cache: KVCache, *, capture_layers: tuple[int, ...] = ()) -> TargetOutput:
+        """One forward over ``batch``; ``capture_layers`` strictly increase, −1 is the embedding output."""
+        hidden, captured = self.model.run(batch, cache, capture_layers)
+        return TargetOutput(
+            hidden=hidden, aux=torch.cat(captured, dim=-1) if captured else hidden.new_empty(hidden.shape[0], 0)
+        )
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """[.., H] to [.., V]."""
+        return F.linear(hidden, self.model.embed_tokens.weight if self.lm_head is None else self.lm_head.weight)

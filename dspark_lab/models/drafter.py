@@ -1,0 +1,99 @@
+"""`Drafter`: a DSpark draft model. One parallel forward over a block, then a sequential walk through the Markov head."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from dspark_lab.config.parts import ModelConfig
+from dspark_lab.ep.dispatch import ExpertGroup
+from dspark_lab.models.attention import RMSNorm, linear
+from dspark_lab.models.batch import ForwardBatch
+from dspark_lab.models.decoder import Decoder, DecoderLayer
+from dspark_lab.models.heads import ConfidenceHead, MarkovHead
+from dspark_lab.models.kvcache import KVCache
+
+
+@dataclass(frozen=True, kw_only=True)
+class Proposal:
+    """A drafted block, before any of it is cut."""
+
+    draft_tokens: Tensor
+    """[B, γ] int64."""
+    base_logits: Tensor
+    """[B, γ, V] of the parallel stage."""
+    corrected_logits: Tensor
+    """[B, γ, V] with the Markov head's share; `draft_tokens` are their argmax."""
+    confidence: Tensor | None
+    """[B, γ] float32 within 0 to 1, not cumulative; None without a confidence head."""
+
+
+class Drafter(Decoder):
+    """Decoder layers with an own embedding and LM head; context K/V come from the target's hidden states."""
+
+    def __init__(
+        self,
+        cfg: ModelConfig,
+        group: ExpertGroup | None = None,
+        *,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype = torch.float32,
+    ) -> None:
+        super().__init__(cfg.draft, group, device=device, dtype=dtype)
+        draft, drafter, factory = cfg.draft, cfg.drafter, {"device": device, "dtype": dtype}
+        rank = drafter.markov_rank
+        self.drafter_cfg = drafter
+        self.block_size, self.mask_token_id = drafter.block_size, drafter.mask_token_id
+        self.fc = linear(len(drafter.target_layer_ids) * draft.hidden_size, draft.hidden_size, **factory)
+        self.hidden_norm = RMSNorm(draft.hidden_size, draft.rms_norm_eps, **factory)
+        self.lm_head = linear(draft.hidden_size, draft.vocab_size, **factory)
+        self.markov_head = MarkovHead(draft.vocab_size, rank, **factory) if rank else None
+        self.confidence_with_markov = drafter.confidence_head_with_markov and rank > 0
+        extra = rank if self.confidence_with_markov else 0
+        self.confidence_head = (
+            ConfidenceHead(draft.hidden_size, extra, **factory) if drafter.enable_confidence_head else None
+        )
+
+    def write_context(self, aux: Tensor, slots: Tensor, positions: Tensor, cache: KVCache) -> None:
+        """Stores the context K/V of committed rows: ``aux`` [T, n·H] of the target, ``slots`` and ``positions`` [T]."""
+        context = self.hidden_norm(self.fc(aux))
+        cos, sin = self.rope(positions, context.dtype)
+        for i, layer in enumerate(self.layers):
+            assert isinstance(layer, DecoderLayer)
+            k, v = layer.self_attn.keys_values(context, cos, sin)
+            cache.write(i, slots, positions, k, v)
+
+    def forward(self, batch: ForwardBatch, cache: KVCache) -> Tensor:
+        """Hidden states [B, γ, H] of the block after the final norm; row k predicts the token at anchor + k.
+
+        ``batch`` holds the anchor and γ−1 mask tokens of each request. The block's own K/V go to the cache at their
+        positions, where a later `write_context` overwrites those that are committed.
+        """
+        hidden, _ = self.run(batch, cache)
+        return hidden.view(batch.batch_size, batch.num_tokens_per_req, -1)
+
+    def propose(self, block_hidden: Tensor, anchors: Tensor) -> Proposal:
+        """Greedy draft tokens from ``block_hidden`` [B, γ, H], left to right from ``anchors`` [B]."""
+        base = self.lm_head(block_hidden)
+        embedded: Tensor | None = None
+        if self.markov_head is None:
+            corrected, tokens = base, base.argmax(dim=-1)
+        else:
+            corrected, tokens, embedded = self._walk(self.markov_head, base, anchors)
+        confidence = None
+        if self.confidence_head is not None:
+            confidence = self.confidence_head(block_hidden, embedded if self.confidence_with_markov else None)
+        return Proposal(draft_tokens=tokens, base_logits=base, corrected_logits=corrected, confidence=confidence)
+
+    @staticmethod
+    def _walk(head: MarkovHead, base: Tensor, anchors: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Corrected logits [B, γ, V], tokens [B, γ] and W1 of each token's predecessor [B, γ, r]."""
+        previous, logits, tokens, embedded = anchors, [], [], []
+        for k in range(base.shape[1]):
+            embedded.append(head.embed(previous))
+            logits.append(base[:, k] + head.bias(embedded[-1]))
+            previous = logits[-1].argmax(dim=-1)
+            tokens.append(previous)
+        return torch.stack(logits, dim=1), torch.stack(tokens, dim=1), torch.stack(embedded, dim=1)

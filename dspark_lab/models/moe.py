@@ -1,0 +1,108 @@
+"""A mixture-of-experts layer: router, the experts of one rank, and rows that must not count."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from dspark_lab.config.parts import DecoderConfig
+from dspark_lab.ep.dispatch import ExpertGroup
+from dspark_lab.ep.load import EpLoad
+from dspark_lab.models.batch import ForwardBatch
+
+
+class Router(nn.Module):
+    """Softmax over all experts in float32, then the best k, renormalised if the config says so."""
+
+    def __init__(self, cfg: DecoderConfig, **factory: Any) -> None:
+        super().__init__()
+        self.topk, self.norm_topk_prob = cfg.num_experts_per_tok, cfg.norm_topk_prob
+        self.weight = nn.Parameter(torch.empty(cfg.num_experts, cfg.hidden_size, **factory))
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """``x`` [T, H] to ``topk_ids`` [T, k] int64 (logical) and ``topk_weights`` [T, k] float32."""
+        probs = F.linear(x, self.weight).softmax(dim=-1, dtype=torch.float32)
+        weights, ids = probs.topk(self.topk, dim=-1)
+        if self.norm_topk_prob:
+            weights = weights / weights.sum(dim=-1, keepdim=True)
+        return ids, weights
+
+
+class Experts(nn.Module):
+    """One rank's experts, SwiGLU each. No step depends on values on the host, so nothing here waits for the device."""
+
+    def __init__(self, cfg: DecoderConfig, expert_ids: tuple[int, ...], **factory: Any) -> None:
+        super().__init__()
+        width, inner = cfg.hidden_size, cfg.moe_intermediate_size
+        self.expert_ids = expert_ids
+        """Logical ids of the experts held here, by local index."""
+        self.gate_up_proj = nn.Parameter(torch.empty(len(expert_ids), 2 * inner, width, **factory))
+        """[E_local, 2I, H]: gate above up."""
+        self.down_proj = nn.Parameter(torch.empty(len(expert_ids), width, inner, **factory))
+        """[E_local, H, I]."""
+
+    def forward(self, x: Tensor, local_ids: Tensor, topk_weights: Tensor) -> Tensor:
+        """``x`` [T, H], ``local_ids`` [T, k] (−1: not computed) to the weighted sum over k [T, H]; dropped rows give 0."""
+        y = self._grouped(x, local_ids) if self._groups() else self._dense(x, local_ids)
+        weighted = y.float() * topk_weights[..., None]
+        # Selected, not multiplied: 0 · NaN is NaN, and dropped rows may hold anything.
+        return torch.where((local_ids >= 0)[..., None], weighted, 0.0).sum(dim=1).to(x.dtype)
+
+    def _groups(self) -> bool:
+        """Whether the grouped matrix product takes these weights: strides of 16 bytes; on CUDA bfloat16 only, else it syncs."""
+        w1, w2 = self.gate_up_proj, self.down_proj
+        if any(size * w1.element_size() % 16 for size in (w1.shape[2], w2.shape[2])):
+            return False
+        return w1.device.type == "cpu" or (
+            w1.dtype == torch.bfloat16 and torch.cuda.get_device_capability(w1.device) >= (8, 0)
+        )
+
+    def _grouped(self, x: Tensor, local_ids: Tensor) -> Tensor:
+        """[T, k, H] by one product a projection over rows sorted by expert; dropped rows sort last and are in no group."""
+        num_rows, topk = local_ids.shape
+        num_local = len(self.expert_ids)
+        flat = torch.where(local_ids >= 0, local_ids, num_local).flatten()
+        by_expert, order = flat.sort(stable=True)
+        experts = torch.arange(num_local, device=x.device)
+        ends = torch.searchsorted(by_expert, experts, right=True, out_int32=True)
+        gate, up = F.grouped_mm(x[order // topk], self.gate_up_proj.transpose(1, 2), offs=ends).chunk(2, dim=-1)
+        y = F.grouped_mm(F.silu(gate) * up, self.down_proj.transpose(1, 2), offs=ends)
+        places = torch.empty_like(order).scatter_(0, order, torch.arange(num_rows * topk, device=x.device))
+        return y[places].view(num_rows, topk, -1)
+
+    def _dense(self, x: Tensor, local_ids: Tensor) -> Tensor:
+        """[T, k, H] where the grouped product cannot run: every local expert computes every row, the wanted ones are picked."""
+        rows = x.expand(len(self.expert_ids), *x.shape)
+        gate, up = torch.bmm(rows, self.gate_up_proj.transpose(1, 2)).chunk(2, dim=-1)
+        y = torch.bmm(F.silu(gate) * up, self.down_proj.transpose(1, 2))
+        return y[local_ids.clamp(min=0), torch.arange(x.shape[0], device=x.device)[:, None]]
+
+
+class MoE(nn.Module):
+    """Router and experts behind a dispatcher. The batch's device scalar is read here, and only where the group says so."""
+
+    def __init__(self, cfg: DecoderConfig, group: ExpertGroup, **factory: Any) -> None:
+        super().__init__()
+        self.gate = Router(cfg, **factory)
+        self.experts = Experts(cfg, group.placement(cfg.num_experts).experts_of(group.ep_rank), **factory)
+        self.dispatcher = group.dispatcher(cfg.num_experts, self.gate.weight.device)
+        self.reads_scalar = group.reads_scalar
+        self.load: EpLoad | None = None
+        self.load_layer = 0
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of this rank's experts."""
+        return self.experts.gate_up_proj.nbytes + self.experts.down_proj.nbytes
+
+    def forward(self, x: Tensor, batch: ForwardBatch) -> Tensor:
+        """``x`` [T, H] to [T, H]; rows from `num_token_non_padded` on give 0 where the mask is compiled in."""
+        topk_ids, topk_weights = self.gate(x)
+        count = batch.num_token_non_padded if self.reads_scalar else None
+        handle = self.dispatcher.dispatch(x, topk_ids, topk_weights, count)
+        if self.load is not None:
+            self.load.add(self.load_layer, handle.local_ids)
+        return self.dispatcher.combine(self.experts(handle.x, handle.local_ids, handle.topk_weights), handle)

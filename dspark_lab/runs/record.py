@@ -84,6 +84,8 @@ class Run:
     status: str = "complete"
     role: str = "arm"
     """``arm``, or ``aa``: the baseline measured a second time, for the A/A floor."""
+    same_path_as: str | None = None
+    """The `alloc` of the arm whose code path this one shares and whose figures it shows."""
     trace_paths: tuple[Path, ...] = ()
     path: Path | None = None
     loaded: bool = False
@@ -143,6 +145,7 @@ class Run:
             "source": self.source,
             "status": self.status,
             "role": self.role,
+            "same_path_as": self.same_path_as,
             "seed": self.config.seed,
             "config": self.config.to_dict(),
             "environment": self.environment,
@@ -197,6 +200,7 @@ def read_run(folder: Path | str) -> Run:
         source=d["source"],
         status=d["status"],
         role=d["role"],
+        same_path_as=d["same_path_as"],
         steps=pd.read_parquet(steps) if steps.exists() else empty_steps(),
         environment=d["environment"],
         acceptance=acc and Acceptance(accepted=tuple(acc["accepted"]), proposed=tuple(acc["proposed"]), simulated=acc["simulated"]),

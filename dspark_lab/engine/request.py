@@ -1,0 +1,65 @@
+"""One request on its way through the decode loop, and the endless workload that a measured run draws from. Host side only."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from dspark_lab.config import LabConfig
+from dspark_lab.errors import LabError
+
+
+@dataclass(kw_only=True)
+class Request:
+    """Prompt, committed tokens and the lengths of every round."""
+
+    prompt: list[int]
+    max_new_tokens: int
+    slot: int = -1
+    seq_len: int = 0
+    """Positions in the caches: where the anchor will sit."""
+    new_tokens: list[int] = field(default_factory=list)
+    """Committed after the prompt: the prefill's token, then every round's; the last one is the anchor."""
+    acceptance_lengths: list[int] = field(default_factory=list)
+    proposal_lengths: list[int] = field(default_factory=list)
+
+    @property
+    def finished(self) -> bool:
+        """Rounds run while Σ accept_length < max_new_tokens."""
+        return sum(self.acceptance_lengths) >= self.max_new_tokens
+
+    @property
+    def tokens(self) -> list[int]:
+        """Prompt and new tokens, cut to ``max_new_tokens``; the lengths of the rounds are not cut."""
+        return self.prompt + self.new_tokens[: self.max_new_tokens]
+
+
+def check_prompt(prompt: list[int], cfg: LabConfig, *, max_new_tokens: int) -> None:
+    """Raises `LabError` where a prompt is empty, has an id beyond the vocabulary, or cannot fit into the context."""
+    vocab = cfg.model.target.vocab_size
+    if not prompt:
+        raise LabError("an empty prompt has nothing to continue; give at least one token id.")
+    for token in prompt:
+        if not 0 <= token < vocab:
+            raise LabError(f"prompt id {token} is beyond the vocabulary: legal ids are 0 to {vocab - 1}.")
+    need = len(prompt) + max_new_tokens + cfg.model.drafter.block_size + 1
+    if need > cfg.model.context_len:
+        raise LabError(
+            f"a prompt of {len(prompt)} with max_new_tokens={max_new_tokens} and a block of {cfg.model.drafter.block_size + 1} "
+            f"needs {need} positions, over context_len={cfg.model.context_len}; shorten the prompt or lower max_new_tokens to "
+            f"at most {max(cfg.model.context_len - need + max_new_tokens, 0)}."
+        )
+
+
+def workload(cfg: LabConfig) -> Iterator[Request]:
+    """Requests without end: random prompts of ``prompt_len`` ids, the same for a seed whatever else is toggled."""
+    vocab, mask = cfg.model.target.vocab_size, cfg.model.drafter.mask_token_id
+    index = 0
+    while True:
+        rng = np.random.default_rng([cfg.seed, index])
+        ids = rng.integers(0, vocab - 1, cfg.engine.prompt_len)
+        ids[ids >= mask] += 1
+        yield Request(prompt=ids.tolist(), max_new_tokens=cfg.engine.max_new_tokens)
+        index += 1

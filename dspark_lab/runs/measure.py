@@ -1,0 +1,202 @@
+"""Blocks of decode steps: timed without the profiler, or captured with it. One rank's view; no files but the trace."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from dspark_lab import device as hardware
+from dspark_lab.engine.decode import DecodeEngine
+from dspark_lab.engine.request import Request, workload
+
+CAPTURE_WARMUP = 2
+
+
+class Stopped(Exception):
+    """The job was asked to stop; what was measured so far is kept."""
+
+
+@dataclass(kw_only=True)
+class Block:
+    """Rows of the step table and what the steps committed."""
+
+    rows: list[dict[str, Any]] = field(default_factory=list)
+    accepted: np.ndarray
+    proposed: np.ndarray
+    digest: str = ""
+    num_tokens: int = 0
+
+
+class Stepper:
+    """Runs steps of one engine over the endless workload, and keeps what they committed."""
+
+    def __init__(self, engine: DecodeEngine, on_step: Callable[[int], None]) -> None:
+        self.engine = engine
+        self.on_step = on_step
+        gamma = engine.gamma
+        self.block = Block(accepted=np.zeros(gamma + 1, dtype=np.int64), proposed=np.zeros(gamma + 1, dtype=np.int64))
+        self._requests = workload(engine.cfg)
+        self._joined: list[Request] = []
+        engine.reset()
+        self.refill()
+
+    def refill(self) -> bool:
+        """Prefills new requests into free slots, outside any timed region; True if there were any."""
+        joined = False
+        while len(self.engine.active) < self.engine.cfg.engine.batch_size:
+            request = next(self._requests)
+            self.engine.join(request)
+            self._joined.append(request)
+            joined = True
+        return joined
+
+    def count(self, done: Any) -> int:
+        """Adds a round to the acceptance histograms; returns the tokens it committed."""
+        np.add.at(self.block.accepted, np.array(done.accept_lengths) - 1, 1)
+        np.add.at(self.block.proposed, np.array(done.proposal_lengths), 1)
+        return sum(done.accept_lengths)
+
+    def close(self) -> Block:
+        """Digest of all committed tokens, in request order."""
+        digest = hashlib.sha256()
+        for request in self._joined:
+            digest.update(np.array(request.new_tokens, dtype=np.int64).tobytes() + b"|")
+            self.block.num_tokens += len(request.new_tokens)
+        self.block.digest = digest.hexdigest()
+        return self.block
+
+
+@torch.inference_mode()
+def timed_block(engine: DecodeEngine, *, num_steps: int, warmup: int, on_step: Callable[[int], None]) -> Block:
+    """``num_steps`` unprofiled steps after ``warmup``. A step is wall time on a CPU, a period between events on a GPU."""
+    stepper = Stepper(engine, on_step)
+    clock = _GpuClock() if engine.device.type == "cuda" else _HostClock()
+    for i in range(warmup + num_steps):
+        joined = stepper.refill()
+        clock.start(joined)
+        done = engine.step()
+        clock.stop()
+        if i >= warmup:
+            committed = stepper.count(done)
+            row = {"step": i - warmup, "num_requests": len(done.accept_lengths), "num_committed": committed}
+            stepper.block.rows.append(row)
+        on_step(i)
+    for row, (step_us, host_us) in zip(stepper.block.rows, clock.read()[warmup:], strict=True):
+        row.update(step_us=step_us, host_us=host_us, profiled=False)
+    return stepper.close()
+
+
+@torch.inference_mode()
+def captured_block(
+    engine: DecodeEngine, *, num_steps: int, folder: Path, rank: int, on_step: Callable[[int], None]
+) -> tuple[Block, Path]:
+    """``num_steps`` steps under torch.profiler with phases named; the trace lies in ``folder``, one file a rank."""
+    from torch.profiler import ProfilerActivity, profile, schedule
+
+    activities = [ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * (engine.device.type == "cuda")
+    stepper = Stepper(engine, on_step)
+    path = folder / f"rank{rank}_{os.getpid()}.{time.time_ns()}.pt.trace.json.gz"
+    folder.mkdir(parents=True, exist_ok=True)
+    hardware.synchronize(engine.device)
+    hardware.name_phases(True)
+    try:
+        with profile(
+            activities=activities,
+            schedule=schedule(wait=0, warmup=CAPTURE_WARMUP, active=num_steps, repeat=1),
+            on_trace_ready=lambda p: p.export_chrome_trace(str(path)),
+        ) as prof:
+            prof.add_metadata_json("dspark_lab", '{"profiled": true}')
+            clock = _HostClock()
+            for i in range(CAPTURE_WARMUP + num_steps):
+                stepper.refill()
+                clock.start(False)
+                done = engine.step()
+                clock.stop()
+                if i >= CAPTURE_WARMUP:
+                    row = {"step": i - CAPTURE_WARMUP, "num_requests": len(done.accept_lengths), "profiled": True}
+                    stepper.block.rows.append(row | {"num_committed": stepper.count(done)})
+                on_step(i)
+                if i == CAPTURE_WARMUP + num_steps - 1:
+                    hardware.synchronize(engine.device)
+                prof.step()
+    finally:
+        hardware.name_phases(False)
+    for row, (step_us, host_us) in zip(stepper.block.rows, clock.read()[CAPTURE_WARMUP:], strict=True):
+        row.update(step_us=step_us, host_us=host_us)
+    return stepper.close(), path
+
+
+@torch.inference_mode()
+def counted_block(engine: DecodeEngine, *, num_steps: int, on_step: Callable[[int], None]) -> dict[str, Any]:
+    """Expert load over ``num_steps`` steps and their prefills; apart from the timed blocks, since counting costs kernels."""
+    loads = {"target": engine.target.watch_load(), "drafter": engine.drafter.watch_load()}
+    try:
+        stepper = Stepper(engine, on_step)
+        for i in range(num_steps):
+            stepper.refill()
+            stepper.count(engine.step())
+            on_step(i)
+    finally:
+        for layer in (*engine.target.model.moe_layers, *engine.drafter.moe_layers):
+            layer.load = None
+    report = {who: load.report() for who, load in loads.items() if load is not None}
+    return {
+        "num_steps": num_steps,
+        "rows_computed": sum(sum(map(sum, r["rows"])) for r in report.values()),
+        "bytes_sent": sum(r["bytes_sent"] for r in report.values()),
+        "expert_bytes": sum(m.num_bytes for m in (*engine.target.model.moe_layers, *engine.drafter.moe_layers)),
+        **report,
+    }
+
+
+class _HostClock:
+    """Wall time of the loop body."""
+
+    def __init__(self) -> None:
+        self._times: list[float] = []
+        self._t0 = 0
+
+    def start(self, joined: bool) -> None:
+        self._t0 = time.perf_counter_ns()
+
+    def stop(self) -> None:
+        self._times.append((time.perf_counter_ns() - self._t0) / 1e3)
+
+    def read(self) -> list[tuple[float, float]]:
+        """(step_us, host_us) of each step."""
+        return [(t, t) for t in self._times]
+
+
+class _GpuClock(_HostClock):
+    """Period from one step's start event to the next one's; to its own end where requests joined in between."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._marks: list[tuple[bool, torch.cuda.Event, torch.cuda.Event]] = []
+
+    def start(self, joined: bool) -> None:
+        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        begin.record()
+        self._marks.append((joined, begin, end))
+        super().start(joined)
+
+    def stop(self) -> None:
+        super().stop()
+        self._marks[-1][2].record()
+
+    def read(self) -> list[tuple[float, float]]:
+        torch.cuda.synchronize()
+        steps = []
+        for i, (_, begin, end) in enumerate(self._marks):
+            following = self._marks[i + 1] if i + 1 < len(self._marks) else None
+            until = end if following is None or following[0] else following[1]
+            steps.append(1e3 * begin.elapsed_time(until))
+        return list(zip(steps, self._times, strict=True))

@@ -1,0 +1,177 @@
+"""Where weights come from: random, a synthetic pair, or a checkpoint; `build` is the one entry."""
+
+from __future__ import annotations
+
+import hashlib
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from dspark_lab.config.lab import LabConfig
+from dspark_lab.ep.dispatch import ExpertGroup, group_all_reduce
+from dspark_lab.errors import LabError
+from dspark_lab.models import checkpoint
+from dspark_lab.models.decoder import Target
+from dspark_lab.models.drafter import Drafter
+from dspark_lab.models.moe import Experts
+
+DTYPES: dict[str, torch.dtype] = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+KNOWN = 0.8
+"""Share of tokens whose successor the bigram drafter knows: accept lengths near 1 + Σ 0.8^k for k = 1..γ."""
+
+
+def build(
+    cfg: LabConfig,
+    device: torch.device | str = "cpu",
+    ep_rank: int = 0,
+    ep_group: dist.ProcessGroup | None = None,
+) -> tuple[Target, Drafter]:
+    """Target and drafter of ``cfg`` on ``device``, this rank's experts only, ready for inference.
+
+    ``ep_group`` (None: the default process group) adds up outputs over the EP ranks. Raises `LabError` where
+    ``ep_size > 1`` and there is no group, and where a checkpoint does not fit.
+    """
+    if cfg.model.weights == "checkpoint":
+        checkpoint.check_shapes(cfg)
+    group = ExpertGroup(
+        parallel=cfg.parallel,
+        ep_rank=ep_rank,
+        mask_padding=cfg.engine.mask_padding,
+        all_reduce=group_all_reduce(ep_group) if cfg.parallel.ep_size > 1 else None,
+    )
+    return build_pair(cfg, group, device)
+
+
+def build_pair(cfg: LabConfig, group: ExpertGroup, device: torch.device | str = "cpu") -> tuple[Target, Drafter]:
+    """As `build`, for an explicit `ExpertGroup`."""
+    dtype = DTYPES[cfg.model.dtype]
+    target = Target(cfg.model.target, group, device=device, dtype=dtype)
+    drafter = Drafter(cfg.model, group, device=device, dtype=dtype)
+    if cfg.model.weights == "checkpoint":
+        checkpoint.load_weights(target, str(cfg.model.target_path))
+        checkpoint.load_weights(drafter, str(cfg.model.drafter_path))
+    elif cfg.model.weights == "bigram":
+        init_bigram(target, drafter, cfg.seed)
+    else:
+        init_random(target, cfg.seed)
+        init_random(drafter, cfg.seed + 1)
+    return target.requires_grad_(False).eval(), drafter.requires_grad_(False).eval()
+
+
+@torch.no_grad()
+def init_random(module: nn.Module, seed: int) -> None:
+    """Random weights whose outputs stay of order 1: N(0, 1/fan_in), norms 1 + 0.1·N(0, 1), embeddings N(0, 1).
+
+    Every tensor has a seed of its own, every expert one by its logical id: equal at any EP size and on any rank of one
+    kind of device.
+    """
+    experts = {name: m for name, m in module.named_modules() if isinstance(m, Experts)}
+    for name, tensor in module.named_parameters():
+        owner = experts.get(name.rpartition(".")[0])
+        if owner is None:
+            _fill(tensor, name, seed)
+            continue
+        for part, expert in zip(tensor, owner.expert_ids, strict=True):
+            _fill(part, f"{name}.{expert}", seed)
+
+
+def _fill(tensor: Tensor, name: str, seed: int) -> None:
+    """One tensor in place, drawn on its own device in float32."""
+    generator = torch.Generator(tensor.device).manual_seed(_seed_of(name, seed))
+    noise = torch.randn(tensor.shape, generator=generator, device=tensor.device, dtype=torch.float32)
+    if "norm" in name:
+        noise = 1 + 0.1 * noise
+    elif name.endswith("bias"):
+        noise = 0.1 * noise
+    elif "embed_tokens" not in name:
+        noise = noise * tensor.shape[-1] ** -0.5
+    tensor.copy_(noise)
+
+
+def _seed_of(name: str, seed: int) -> int:
+    return int.from_bytes(hashlib.sha256(f"{seed}:{name}".encode()).digest()[:7], "big")
+
+
+@torch.no_grad()
+def init_bigram(target: Target, drafter: Drafter, seed: int) -> None:
+    """A synthetic pair: the target's next token is f(x), and the drafter's Markov head knows f for most x.
+
+    f is one cycle over the vocabulary without the mask token. The target's head maps the normed embedding of x to f(x);
+    its layers add a moderate amount, so that attention and experts matter. The drafter has a wrong entry for the other
+    tokens, and one coordinate of W1 tells its confidence head which they are. Raises `LabError` for a tied target.
+    """
+    if target.lm_head is None:
+        raise LabError(
+            "weights='bigram' writes next = f(x) into the target's own lm_head, and tie_word_embeddings leaves it none."
+        )
+    init_random(target, seed)
+    init_random(drafter, seed + 1)
+    generator = torch.Generator().manual_seed(_seed_of("bigram", seed))
+    after, guess, known = _cycles(drafter.cfg.vocab_size, drafter.mask_token_id, generator)
+    embed = _rows_of_norm(target.cfg.vocab_size, target.cfg.hidden_size, generator)
+    head = torch.zeros_like(embed)
+    head[after] = embed
+    head[drafter.mask_token_id] = 0
+    target.model.embed_tokens.weight.copy_(embed)
+    target.lm_head.weight.copy_(head * (24 / target.cfg.hidden_size))
+    _damp_layers(target, 0.6)
+    _teach(drafter, embed, guess, known, generator)
+
+
+def _cycles(vocab_size: int, mask_token_id: int, generator: torch.Generator) -> tuple[Tensor, Tensor, Tensor]:
+    """f(x), the drafter's guess at it, and where they are equal: [V] each. The mask token maps to itself."""
+    tokens = torch.tensor([x for x in range(vocab_size) if x != mask_token_id])
+    order = tokens[torch.randperm(len(tokens), generator=generator)]
+    after = torch.arange(vocab_size)
+    after[order] = order.roll(-1)
+    unknown = tokens[torch.randperm(len(tokens), generator=generator)[: max(2, round(len(tokens) * (1 - KNOWN)))]]
+    guess = after.clone()
+    guess[unknown] = after[unknown.roll(-1)]
+    return after, guess, guess == after
+
+
+def _rows_of_norm(rows: int, width: int, generator: torch.Generator) -> Tensor:
+    """[rows, width] random directions of length √width."""
+    noise = torch.randn(rows, width, generator=generator)
+    return noise * (width**0.5 / noise.norm(dim=-1, keepdim=True))
+
+
+def _damp_layers(target: Target, amount: float) -> None:
+    """Scales what all layers add together to about ``amount`` of the embedding."""
+    scale = amount / (2 * target.cfg.num_hidden_layers) ** 0.5
+    for name, tensor in target.named_parameters():
+        if name.endswith(("o_proj.weight", "down_proj.weight", "experts.down_proj")):
+            tensor.mul_(scale)
+
+
+def _teach(drafter: Drafter, embed: Tensor, guess: Tensor, known: Tensor, generator: torch.Generator) -> None:
+    """The guess into the Markov head, faintly into row 1 of the base logits, and the flag into the confidence head."""
+    drafter.embed_tokens.weight.copy_(embed)
+    base = torch.zeros_like(embed)
+    base[guess] = embed * (4 / embed.shape[1])
+    base[drafter.mask_token_id] = 0
+    drafter.lm_head.weight.copy_(base)
+    flag = torch.where(known, 1.0, -1.0) + 0.25 * torch.randn(len(known), generator=generator)
+    if drafter.markov_head is not None:
+        _teach_markov(drafter, guess, flag, generator)
+    if drafter.confidence_head is not None and drafter.confidence_with_markov:
+        drafter.confidence_head.proj.weight.mul_(0.2)
+        drafter.confidence_head.proj.weight[0, -1] = 2.0
+        drafter.confidence_head.proj.bias.fill_(0.25)
+
+
+def _teach_markov(drafter: Drafter, guess: Tensor, flag: Tensor, generator: torch.Generator) -> None:
+    """W1[x]·W2[guess(x)] stands out by 30; the last coordinate carries the flag, which W2 does not read."""
+    assert drafter.markov_head is not None
+    vocab_size, rank = drafter.markov_head.markov_w1.weight.shape
+    w1, w2 = torch.zeros(vocab_size, rank), torch.zeros(vocab_size, rank)
+    w1[:, -1] = flag
+    if rank > 1:
+        code = _rows_of_norm(vocab_size, rank - 1, generator)
+        w1[:, :-1] = code
+        w2[guess, :-1] = code * (30 / (rank - 1))
+    w2[drafter.mask_token_id] = 0
+    drafter.markov_head.markov_w1.weight.copy_(w1)
+    drafter.markov_head.markov_w2.weight.copy_(w2)

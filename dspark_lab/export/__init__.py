@@ -1,0 +1,1 @@
+"""What leaves the lab for other viewers. No torch, no plotly."""

@@ -1,0 +1,187 @@
+"""What a trace lacks, what was mended in it, and which figures it therefore does not give."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from dspark_lab.trace.decode import ReadLog
+from dspark_lab.trace.launches import Linked
+from dspark_lab.trace.periods import overruns, sound_ends
+from dspark_lab.trace.steps import StepWindows
+
+DEVICE_FIGURES = ("step_us_p50", "step_us_mean", "gpu_span_us_per_step", "kernels_per_step", "launch_lead_us_p50")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Integrity:
+    """Report on one trace file.
+
+    num_events: events in the file, of any kind; num_repaired and num_dropped count those mended and left out, ``counts`` by what
+    was done, ``places`` the first of each with byte offset in the uncompressed text (−1 unknown) and event name. Overruns are
+    device events that outlast the whole next event of their stream; busy times are sums over device events, µs, as recorded and
+    with overruns cut. ``withheld`` names figures that are not given, with the reason.
+    """
+
+    num_events: int
+    num_repaired: int
+    num_dropped: int
+    truncated: bool
+    counts: dict[str, int]
+    places: tuple[dict[str, Any], ...]
+    rank: int
+    rank_source: str
+    steps_source: str
+    num_steps: int
+    steps_without_device_events: tuple[int, ...]
+    num_launches_without_device_events: int
+    num_incomplete_replays: int
+    num_device_events_without_launch: int
+    num_device_events_outside_steps: int
+    num_overruns: int
+    busy_us: float
+    busy_us_without_overruns: float
+    withheld: dict[str, str]
+    messages: tuple[str, ...]
+
+    @property
+    def is_clean(self) -> bool:
+        """Nothing mended, left out or withheld."""
+        return not (self.num_repaired or self.num_dropped or self.truncated or self.withheld or self.num_overruns)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain lists, dicts, numbers and texts."""
+        plain = asdict(self)
+        return {k: list(v) if isinstance(v, tuple) else v for k, v in plain.items()}
+
+
+def examine(log: ReadLog, steps: StepWindows, linked: Linked, launch_rows: pd.DataFrame, *, rank: int, rank_source: str, cpu_only: bool) -> Integrity:
+    """The report on a trace that was read and linked."""
+    left_out = {k: v for k, v in log.counts.items() if k.endswith("left out")}
+    repaired = {k: v for k, v in log.counts.items() if not k.endswith("left out")}
+    device = linked.device
+    swallows, _ = overruns(device)
+    busy, cut = float(device["dur_ns"].sum()) / 1000, float((sound_ends(device) - device["ts_ns"].to_numpy()).sum()) / 1000
+    empty = _empty_steps(steps, linked, launch_rows) if not cpu_only else ()
+    lost = launch_rows[((launch_rows["num_device_events"] == 0) & (launch_rows["step"] >= 0)).to_numpy()]
+    incomplete = _incomplete_replays(device, launch_rows)
+    facts: dict[str, Any] = {
+        "num_events": log.num_events,
+        "num_repaired": sum(repaired.values()),
+        "num_dropped": sum(left_out.values()),
+        "truncated": log.truncated,
+        "counts": dict(log.counts),
+        "places": tuple(log.places),
+        "rank": rank,
+        "rank_source": rank_source,
+        "steps_source": steps.source,
+        "num_steps": len(steps),
+        "steps_without_device_events": empty,
+        "num_launches_without_device_events": len(lost),
+        "num_incomplete_replays": incomplete,
+        "num_device_events_without_launch": 0 if linked.by_time else int((device["call"] < 0).sum()),
+        "num_device_events_outside_steps": int((device["place"] < 0).sum()),
+        "num_overruns": int(swallows.sum()),
+        "busy_us": busy,
+        "busy_us_without_overruns": cut,
+    }
+    withheld = _withheld(facts, log)
+    return Integrity(**facts, withheld=withheld, messages=tuple(_messages(facts, log, steps, linked, withheld)))
+
+
+def _empty_steps(steps: StepWindows, linked: Linked, launch_rows: pd.DataFrame) -> tuple[int, ...]:
+    """Numbers of the steps without device events: where the host launched something, or where other steps have device events."""
+    found = np.zeros(len(steps), dtype=bool)
+    place = linked.device["place"].to_numpy()
+    found[place[place >= 0]] = True
+    launched = np.isin(steps.labels, launch_rows["step"].to_numpy())
+    missing = ~found & (launched | found.any())
+    return tuple(int(x) for x in steps.labels[missing])
+
+
+def _incomplete_replays(device: pd.DataFrame, launch_rows: pd.DataFrame) -> int:
+    """Graph launches with fewer device events than another launch of the same graph.
+
+    The same graph: the same graph id; without ids, the same ordinal in its step and a sequence of kernel names that the
+    fuller launch contains in this order.
+    """
+    graphs = launch_rows[(launch_rows["is_graph"] & (launch_rows["num_device_events"] > 0)).to_numpy()].copy()
+    if len(graphs) < 2:
+        return 0
+    graphs["ordinal"] = graphs.groupby("step").cumcount()
+    has_id = (graphs["graph_id"] >= 0).all()
+    incomplete = 0
+    for _, group in graphs.groupby("graph_id" if has_id else "ordinal"):
+        full = group["num_device_events"].max()
+        short = group[(group["num_device_events"] < full).to_numpy()]
+        if has_id:
+            incomplete += len(short)
+        elif len(short):
+            model = _names_of(device, int(group.loc[group["num_device_events"].idxmax(), "correlation"]))  # pyright: ignore[reportArgumentType]
+            incomplete += sum(_is_subsequence(_names_of(device, int(c)), model) for c in short["correlation"])
+    return incomplete
+
+
+def _names_of(device: pd.DataFrame, correlation: int) -> list[int]:
+    return device["name"].cat.codes[(device["correlation"] == correlation).to_numpy()].tolist()
+
+
+def _is_subsequence(part: list[int], whole: list[int]) -> bool:
+    rest = iter(whole)
+    return all(x in rest for x in part)
+
+
+def _withheld(facts: dict[str, Any], log: ReadLog) -> dict[str, str]:
+    """Figures that the trace does not bear, with the reason."""
+    out: dict[str, str] = {}
+    empty, n = facts["steps_without_device_events"], facts["num_steps"]
+    if facts["num_launches_without_device_events"]:
+        why = f"{facts['num_launches_without_device_events']} launch calls have no device event"
+        out |= dict.fromkeys(("kernels_per_step", "gpu_span_us_per_step"), why)
+    if facts["num_incomplete_replays"]:
+        why = f"{facts['num_incomplete_replays']} graph replays hold fewer events than others of their graph"
+        out |= dict.fromkeys(("kernels_per_step", "gpu_span_us_per_step"), why)
+    lost = {k: v for k, v in log.counts.items() if k.startswith("device event with an impossible time")}
+    if lost:
+        why = f"{sum(lost.values())} device events with an impossible time were left out"
+        out |= dict.fromkeys(("kernels_per_step", "gpu_span_us_per_step", "step_us_mean"), why)
+    if empty:
+        out |= dict.fromkeys(DEVICE_FIGURES, f"{len(empty)} of {n} steps have no device events")
+    if not n:
+        out |= dict.fromkeys(DEVICE_FIGURES, "the trace holds no steps")
+    return out
+
+
+def _messages(facts: dict[str, Any], log: ReadLog, steps: StepWindows, linked: Linked, withheld: dict[str, str]) -> list[str]:
+    said = list(dict.fromkeys(log.notes))
+    if facts["truncated"]:
+        said.append("the file is cut short; complete events before the cut were read")
+    for what, count in log.counts.items():
+        first = next((p for p in log.places if p["what"] == what), {"name": "", "offset": -1})
+        where = f" at byte {first['offset']}" if first["offset"] >= 0 else ""
+        said.append(f"{count} × {what} (first: {first['name']!r}{where})")
+    said += steps.messages
+    if facts["rank_source"] != "distributedInfo":
+        said.append(f"the trace does not tell its rank: taken as {facts['rank']} from the {facts['rank_source']}")
+    if linked.by_time:
+        said.append("no runtime calls were recorded: device events were given to steps by their time, and launch leads are not known")
+    for key, text in (
+        ("num_launches_without_device_events", "launch calls inside steps have no device event"),
+        ("num_incomplete_replays", "graph replays hold fewer events than others of their graph"),
+        ("num_device_events_without_launch", "device events have no launch call in the trace"),
+        ("num_device_events_outside_steps", "device events belong to no step"),
+    ):
+        if facts[key]:
+            said.append(f"{facts[key]} {text}")
+    if facts["steps_without_device_events"]:
+        said.append(f"steps without device events: {', '.join(map(str, facts['steps_without_device_events'][:12]))}")
+    if facts["num_overruns"]:
+        said.append(
+            f"{facts['num_overruns']} device events outlast the whole next event of their stream: busy {facts['busy_us']:.1f} µs as recorded, "
+            f"{facts['busy_us_without_overruns']:.1f} µs with them cut there; spans use the latter"
+        )
+    said += [f"{figure} is withheld: {why}" for figure, why in withheld.items()]
+    return said

@@ -1,0 +1,143 @@
+"""Which host call put which events on the device, and how far ahead it was."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+
+from dspark_lab.trace.events import DEVICE_CATEGORIES, RUNTIME_CATEGORIES, in_categories
+from dspark_lab.trace.steps import StepWindows
+
+_LAUNCH = r"Launch.*Kernel|LaunchKernel|GraphLaunch|KernelLaunch"
+_GRAPH_LAUNCH = r"GraphLaunch"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Linked:
+    """Runtime calls and device events of a trace, each with the step it belongs to.
+
+    ``calls``: columns of the event table, ``end_ns``, ``place`` (position of the step holding the call's start, −1 outside),
+    ``is_launch``, ``is_graph``. ``device``: the same with ``call`` (row of ``calls`` that launched it, −1 unknown), ``place`` (the step
+    of that call). ``by_time`` says that there are no runtime calls and steps were assigned by the device's clock.
+    """
+
+    calls: pd.DataFrame
+    device: pd.DataFrame
+    by_time: bool
+
+
+def link(events: pd.DataFrame, steps: StepWindows) -> Linked:
+    """Join device events to the calls that launched them, by correlation id; External ids are not used, they differ."""
+    calls = events[in_categories(events, RUNTIME_CATEGORIES)].reset_index(drop=True)
+    calls["end_ns"] = calls["ts_ns"] + calls["dur_ns"]
+    calls["place"] = steps.of(calls["ts_ns"].to_numpy())
+    calls["is_launch"] = named(calls, _LAUNCH)
+    calls["is_graph"] = named(calls, _GRAPH_LAUNCH)
+    device = events[in_categories(events, DEVICE_CATEGORIES)].reset_index(drop=True)
+    device["end_ns"] = device["ts_ns"] + device["dur_ns"]
+    call = _first_call(calls["correlation"].to_numpy(), device["correlation"].to_numpy())
+    device["call"] = call
+    places = calls["place"].to_numpy()
+    by_time = not len(calls) and len(device) > 0
+    if by_time:
+        device["place"] = _device_windows(events, steps).of(device["ts_ns"].to_numpy())
+    else:
+        device["place"] = np.where(call >= 0, places[call], -1) if len(places) else np.full(len(device), -1)
+    return Linked(calls=calls, device=device, by_time=by_time)
+
+
+def named(rows: pd.DataFrame, pattern: str) -> np.ndarray:
+    """Which rows have a name that the regular expression is found in; each different name is looked at once."""
+    if not len(rows):
+        return np.empty(0, dtype=bool)
+    codes, names = pd.factorize(rows["name"])
+    hits = pd.Series(np.asarray(names.astype(str) if hasattr(names, "astype") else names, dtype=object)).str.contains(pattern, regex=True)
+    return hits.to_numpy(dtype=bool)[codes]
+
+
+def _first_call(of_calls: np.ndarray, of_device: np.ndarray) -> np.ndarray:
+    """Row of the first call with each device event's correlation id, −1 where there is none."""
+    ids, rows = np.unique(of_calls, return_index=True)
+    known = ids >= 0
+    ids, rows = ids[known], rows[known]
+    if not len(ids):
+        return np.full(len(of_device), -1)
+    at = np.minimum(np.searchsorted(ids, of_device), len(ids) - 1)
+    return np.where(ids[at] == of_device, rows[at], -1)
+
+
+def _device_windows(events: pd.DataFrame, steps: StepWindows) -> StepWindows:
+    """The steps' ranges on the device where it has annotations of the same names, else the host's."""
+    marks = events[in_categories(events, ("gpu_user_annotation",))]
+    marks = marks[marks["name"].astype(str).isin(steps.names)].drop_duplicates("name")
+    if len(marks) != len(steps) or len(set(steps.names)) != len(steps):
+        return steps
+    order = marks.set_index(marks["name"].astype(str)).loc[list(steps.names)]
+    start = order["ts_ns"].to_numpy()
+    return StepWindows(labels=steps.labels, names=steps.names, start_ns=start, end_ns=start + order["dur_ns"].to_numpy(), source=steps.source)
+
+
+NONE = np.iinfo(np.int64).min
+
+
+def first_at(place: np.ndarray, ns: np.ndarray, size: int) -> np.ndarray:
+    """Least time at each position 0..size−1 (int64; ``NONE`` where there is none). Doubles would lose 256 ns at epoch size."""
+    out = np.full(size, np.iinfo(np.int64).max)
+    np.minimum.at(out, place, ns)
+    return np.where(out == np.iinfo(np.int64).max, NONE, out)
+
+
+def last_at(place: np.ndarray, ns: np.ndarray, size: int) -> np.ndarray:
+    """Greatest time at each position 0..size−1, ``NONE`` where there is none."""
+    out = np.full(size, NONE)
+    np.maximum.at(out, place, ns)
+    return out
+
+
+def us_between(start_ns: np.ndarray, end_ns: np.ndarray) -> np.ndarray:
+    """end − start in µs as doubles, NaN where either is ``NONE``."""
+    known = (start_ns != NONE) & (end_ns != NONE)
+    return np.where(known, (np.where(known, end_ns, 0) - np.where(known, start_ns, 0)) / 1000, np.nan)
+
+
+def or_minus_one(ns: np.ndarray) -> np.ndarray:
+    """−1 in place of ``NONE``, as tables show it."""
+    return np.where(ns == NONE, -1, ns)
+
+
+def launches(linked: Linked, steps: StepWindows) -> pd.DataFrame:
+    """One row a launch call (kernel or graph), in order of time: what it put on the device and its lead.
+
+    ``device_start_ns`` is of its first kernel (first event where it has no kernel), −1 without events.
+    ``lead_us`` is that start minus the end of the call, NaN without events.
+    """
+    calls = linked.calls
+    rows = np.flatnonzero(calls["is_launch"].to_numpy() | calls["is_graph"].to_numpy())
+    of = calls.iloc[rows]
+    own, n = linked.device[(linked.device["call"] >= 0).to_numpy()], len(calls)
+    at = own["call"].to_numpy()
+    kernel = (own["category"] == "kernel").to_numpy()
+    start, end = own["ts_ns"].to_numpy(), own["end_ns"].to_numpy()
+    first, first_kernel = first_at(at, start, n), first_at(at[kernel], start[kernel], n)
+    anchor = np.where(first_kernel == NONE, first, first_kernel)[rows]
+    graph_id = np.full(n, -1)
+    graph_id[at] = own["graph_id"].to_numpy()
+    return pd.DataFrame(
+        {
+            "step": steps.label(of["place"].to_numpy()),
+            "name": of["name"].astype(str).to_numpy(),
+            "is_graph": of["is_graph"].to_numpy(),
+            "ts_ns": of["ts_ns"].to_numpy(),
+            "dur_us": of["dur_ns"].to_numpy() / 1000,
+            "tid": of["tid"].to_numpy(),
+            "correlation": of["correlation"].to_numpy(),
+            "graph_id": graph_id[rows],
+            "num_kernels": np.bincount(at[kernel], minlength=n)[rows],
+            "num_device_events": np.bincount(at, minlength=n)[rows],
+            "device_start_ns": or_minus_one(anchor),
+            "device_end_ns": or_minus_one(last_at(at, end, n)[rows]),
+            "lead_us": us_between(of["end_ns"].to_numpy(), anchor),
+        }
+    )

@@ -1,0 +1,167 @@
+"""A Kineto or Chrome trace file, read in pieces of a few MB: plain or gzip by content, object or bare array, whole or cut short."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO, Any
+
+from dspark_lab.errors import LabError
+from dspark_lab.trace.decode import BETWEEN, ReadLog, decode_run, loads_header, mend
+
+CHUNK_BYTES = 4 << 20
+_EVENTS_KEY = re.compile(rb'"traceEvents"\s*:\s*\[')
+_ARRAY_END = re.compile(rb'\}\s*\]\s*(?=,\s*"|\}\s*$|$)')
+
+
+def open_bytes(path: Path) -> IO[bytes]:
+    """The uncompressed bytes of a file; gzip is recognised by its magic bytes, never by the name.
+
+    Raises:
+        LabError: the file is missing, a folder or unreadable.
+    """
+    try:
+        with open(path, "rb") as f:
+            magic = f.read(2)
+        if magic != b"\x1f\x8b":
+            return open(path, "rb")
+    except FileNotFoundError as err:
+        raise LabError(f"no trace at {path}: there is no such file. Give a Kineto JSON file, plain or gzip, or a folder of them.") from err
+    except OSError as err:
+        raise LabError(f"{path} cannot be read: {err.strerror or err}") from err
+    try:
+        from isal import igzip
+
+        return igzip.open(path, "rb")
+    except ImportError:
+        return gzip.open(path, "rb")
+
+
+class TraceFile:
+    """The events of one file as runs of event objects, and what stands beside them.
+
+    ``header`` holds the keys before the events while iterating and all keys afterwards. ``log`` counts repairs.
+    """
+
+    def __init__(self, path: Path, *, chunk_bytes: int = CHUNK_BYTES) -> None:
+        self.path = path
+        self.header: dict[str, Any] = {}
+        self.log = ReadLog()
+        self._chunk_bytes = chunk_bytes
+        self._stream: IO[bytes] = io.BytesIO()
+
+    def runs(self) -> Iterator[tuple[bytes, int]]:
+        """(text, byte offset) of runs of events with commas between; each a few MB."""
+        with open_bytes(self.path) as self._stream:
+            rest, offset = self._start()
+            while True:
+                more = self._more()
+                if not more:
+                    break
+                rest += more
+                cut = _last_between(rest)
+                if cut is None:
+                    continue
+                yield rest[: cut.start() + 1], offset
+                offset, rest = offset + cut.end(), rest[cut.end() :]
+            cut = _last_between(rest)
+            if cut is not None:
+                yield rest[: cut.start() + 1], offset
+                offset, rest = offset + cut.end(), rest[cut.end() :]
+            run = self._finish(rest, offset)
+            if run:
+                yield run, offset
+
+    def decode(self, text: bytes, offset: int, *, exact: bool = False) -> list[Any]:
+        """Event objects of one run."""
+        events = decode_run(text, offset, self.log, exact=exact)
+        self.log.num_events += len(events)
+        return events
+
+    def _more(self) -> bytes:
+        try:
+            return self._stream.read(self._chunk_bytes)
+        except EOFError:
+            self.log.truncated = True
+            return b""
+        except (OSError, ValueError, RuntimeError) as err:  # a gzip stream that is broken in the middle
+            self.log.truncated = True
+            self.log.notes.append(f"the compressed data is broken ({err}); what came before it was read")
+            return b""
+
+    def _start(self) -> tuple[bytes, int]:
+        """Up to the first event: (bytes read beyond, their offset). Raises LabError where this is no trace."""
+        head = self._more()
+        blank = len(head) - len(head.lstrip(b"\xef\xbb\xbf \t\r\n"))
+        first = head[blank : blank + 1]
+        if first == b"[":
+            after = head[blank + 1 :].lstrip()
+            if after and after[:1] not in (b"{", b"]"):
+                raise self._no_trace(head, "an array whose members are no events")
+            self.log.notes.append("the file is a bare array of events without a header; rank and base time are not in it")
+            return head[blank + 1 :], blank + 1
+        if first != b"{":
+            raise self._no_trace(head, "it is empty" if not head.strip() else "it is no JSON object or array")
+        found = _EVENTS_KEY.search(head)
+        while found is None:
+            more = self._more()
+            if not more:
+                raise self._no_trace(head, 'a JSON object without "traceEvents"')
+            head += more
+            found = _EVENTS_KEY.search(head, max(0, len(head) - len(more) - 64))
+        self.header = loads_header(head[: found.start()] + b'"_":0}')
+        return head[found.end() :], found.end()
+
+    def _no_trace(self, head: bytes, why: str) -> LabError:
+        seen = head[:48].decode("utf-8", "replace").strip().splitlines()
+        shown = f"; it starts with {seen[0]!r}" if seen else ""
+        return LabError(f"{self.path} is no trace: {why}{shown}. A trace is a JSON object with \"traceEvents\", or an array of events.")
+
+    def _finish(self, rest: bytes, offset: int) -> bytes:
+        """The last run: cuts the array's end and the keys after it off, takes note if the file stops in the middle."""
+        end, tail = _array_end(rest)
+        if end is not None:
+            self.header |= loads_header(b'{"_":0' + tail.rstrip()) if tail.strip(b" \t\r\n}") else {}
+            return rest[:end].strip().rstrip(b",")
+        whole = rest.strip().rstrip(b",").rstrip()
+        try:
+            json.loads(whole or b"{}")
+        except ValueError:
+            self.log.truncated = True
+            mend(whole, offset, self.log)
+            return b""
+        self.log.truncated = True
+        return whole
+
+
+def _last_between(text: bytes) -> re.Match[bytes] | None:
+    """The last place between two events."""
+    window = 1 << 16
+    while True:
+        last = None
+        for last in BETWEEN.finditer(text, max(0, len(text) - window)):
+            pass
+        if last is not None or window >= len(text):
+            return last
+        window *= 16
+
+
+def _array_end(rest: bytes) -> tuple[int | None, bytes]:
+    """(length of the events, what follows the array), or (None, b"") where the array does not end. ``rest`` holds one event or none."""
+    text = rest.decode("utf-8", "surrogateescape")
+    place = len(text) - len(text.lstrip())
+    decoder = json.JSONDecoder(strict=False)
+    try:
+        while text[place : place + 1] not in ("]", ""):
+            _, place = decoder.raw_decode(text, place)
+            place = re.compile(r"[\s,]*").match(text, place).end()  # pyright: ignore[reportOptionalMemberAccess]
+        if text[place : place + 1] == "]":
+            return len(text[:place].encode("utf-8", "surrogateescape")), text[place + 1 :].encode("utf-8", "surrogateescape")
+        return None, b""
+    except ValueError:
+        found = _ARRAY_END.search(rest)
+        return (found.start() + 1, rest[found.end() :]) if found else (None, b"")

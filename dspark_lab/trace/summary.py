@@ -1,0 +1,81 @@
+"""The figures of a trace as one strict-JSON dict."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from dspark_lab.trace.model import Trace, TraceSet
+from dspark_lab.trace.waits import KINDS
+
+#: Medians leave the first two steps out where there are more: the first is cold and the second still drains it.
+SKIPPED_STEPS = 2
+
+
+def summarize(trace: Trace | TraceSet) -> dict[str, Any]:
+    """The figures of a trace, None where the trace does not bear them; of a set, ``{"ranks": {"0": {...}}}``.
+
+    Counts and totals are of the whole capture. ``_per_step`` are means over all steps, ``_p50`` medians over the steps from the
+    third on (all where there are fewer than three). ``waits`` holds a row for each call and site, ``memcpy`` one for each kind and
+    size in bytes; waits outside the steps are in ``waits`` and in no step. ``integrity`` says what is withheld and why.
+    """
+    if isinstance(trace, Mapping):
+        return {"ranks": {str(rank): summarize(one) for rank, one in trace.items()}}
+    steps = trace.steps()
+    n, late = len(steps), steps[SKIPPED_STEPS:] if len(steps) > SKIPPED_STEPS else steps
+    device = trace.device_events()
+    device = device[(device["step"] >= 0).to_numpy()]
+    figures = {
+        "num_steps": n,
+        "profiled": trace.profiled,
+        "step_us_p50": _median(late["period_us"]),
+        "step_us_mean": _mean(steps["period_us"]),
+        "gpu_span_us_per_step": _number(_span_us(device) / n) if n and len(device) else None,
+        "kernels_per_step": _number(steps["num_kernels"].mean()) if n else None,
+        "launch_lead_us_p50": _median(late["launch_lead_us"].dropna()),
+        "host_wait_us_per_step": {k: _number(steps[f"{k}_us"].mean()) if n else None for k in KINDS},
+        "host_wait_us_p50": {k: _median(late[f"{k}_us"]) for k in KINDS},
+        "waits": _waits(trace.waits()),
+        "memcpy": _memcpy(trace.memcpy()),
+        "integrity": trace.integrity.to_dict(),
+    }
+    return figures | dict.fromkeys(trace.integrity.withheld, None)
+
+
+def _span_us(device: pd.DataFrame) -> float:
+    start = device["ts_ns"].to_numpy()
+    end = start + np.rint(device["sound_dur_us"].to_numpy() * 1000).astype(np.int64)
+    return (int(end.max()) - int(start.min())) / 1000
+
+
+def _waits(waits: pd.DataFrame) -> list[dict[str, Any]]:
+    if not len(waits):
+        return []
+    by = waits.groupby(["name", "kind", "site"], sort=False)["dur_us"]
+    rows = [{"name": name, "kind": kind, "site": site, "count": len(durs), "total_us": _number(durs.sum())} for (name, kind, site), durs in by]  # pyright: ignore[reportGeneralTypeIssues]
+    return sorted(rows, key=lambda r: -(r["total_us"] or 0))
+
+
+def _memcpy(copies: pd.DataFrame) -> list[dict[str, Any]]:
+    if not len(copies):
+        return []
+    by = copies.groupby(["kind", "bytes"], sort=True).size()
+    return [{"kind": kind, "bytes": int(size), "count": int(count)} for (kind, size), count in by.items()]  # pyright: ignore[reportGeneralTypeIssues]
+
+
+def _median(values: pd.Series) -> float | None:
+    """Median, None where a value is missing: a median over the steps that happen to be whole is none over the steps."""
+    return None if not len(values) or values.isna().any() else _number(values.median())
+
+
+def _mean(values: pd.Series) -> float | None:
+    return None if not len(values) or values.isna().any() else _number(values.mean())
+
+
+def _number(value: Any) -> float | None:
+    number = float(value)
+    return round(number, 3) if math.isfinite(number) else None

@@ -100,7 +100,7 @@ class TestRefusals:
             raise PermissionError(13, "Permission denied")
 
         monkeypatch.setattr("dspark_lab.export.tensorboard.shutil.move", refuse)
-        with pytest.raises(LabError, match="cannot write to logdir=.*Permission denied"):
+        with pytest.raises(LabError, match=r"cannot write to logdir=.*Permission denied"):
             to_tensorboard(make_run(), logdir=tmp_path / "tb")
         assert not list((tmp_path / "tb").iterdir())
 

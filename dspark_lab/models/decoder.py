@@ -55,7 +55,7 @@ class Decoder(nn.Module):
         cfg: DecoderConfig,
         group: ExpertGroup | None = None,
         *,
-        device: torch.device | str | None = None,
+        device: torch.device | str = "cpu",
         dtype: torch.dtype = torch.float32,
     ) -> None:
         super().__init__()
@@ -135,7 +135,7 @@ class Target(nn.Module):
         cfg: DecoderConfig,
         group: ExpertGroup | None = None,
         *,
-        device: torch.device | str | None = None,
+        device: torch.device | str = "cpu",
         dtype: torch.dtype = torch.float32,
     ) -> None:
         super().__init__()

@@ -38,7 +38,7 @@ class Drafter(Decoder):
         cfg: ModelConfig,
         group: ExpertGroup | None = None,
         *,
-        device: torch.device | str | None = None,
+        device: torch.device | str = "cpu",
         dtype: torch.dtype = torch.float32,
     ) -> None:
         super().__init__(cfg.draft, group, device=device, dtype=dtype)

@@ -1,0 +1,326 @@
+"""The command line ``dspark-lab``: a thin layer over the same verbs. Every command takes ``--json``; a bad value exits with 2."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import pandas as pd
+import typer
+from rich.console import Console
+
+from dspark_lab.errors import LabError
+
+app = typer.Typer(
+    name="dspark-lab",
+    help="A lab for decode steps: DSpark drafting, expert parallelism, and the scalar that made them slower.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+trace_app = typer.Typer(help="Read profiler traces: a file, or a folder of ranks.", no_args_is_help=True)
+export_app = typer.Typer(help="Write runs for other viewers.", no_args_is_help=True)
+app.add_typer(trace_app, name="trace")
+app.add_typer(export_app, name="export")
+
+Json = Annotated[bool, typer.Option("--json", help="Print JSON to standard output.")]
+Preset = Annotated[str, typer.Option(help="tiny (CPU, seconds) or small (GPU).")]
+Device = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
+Steps = Annotated[int, typer.Option(help="Measured steps a block.")]
+ProfileSteps = Annotated[int, typer.Option(help="Steps of the profiled capture after the measured blocks; 0 for none.")]
+Out = Annotated[Path | None, typer.Option(help="Folder for the runs; default runs/<time>-<preset>.")]
+Set = Annotated[list[str] | None, typer.Option("--set", help="Any other toggle, as name=value; may be given several times.")]
+
+
+@app.command()
+def run(
+    preset: Preset = "tiny",
+    ep_size: Annotated[int, typer.Option(help="Ranks that share the experts.")] = 1,
+    alloc: Annotated[str, typer.Option(help="How num_token_non_padded reaches the device.")] = "on_demand",
+    device: Device = "auto",
+    num_steps: Steps = 128,
+    repeats: Annotated[int, typer.Option(help="Blocks.")] = 1,
+    profile_steps: ProfileSteps = 8,
+    out: Out = None,
+    set_: Set = None,
+    json_: Json = False,
+) -> None:
+    """Measure one config: step latency, acceptance, a profiled capture."""
+    import dspark_lab as lab
+
+    cfg = lab.preset(preset, ep_size=ep_size, alloc=alloc, device=device, **_toggles(set_))
+    with _progress() as on_progress:
+        made = lab.run(cfg, num_steps=num_steps, repeats=repeats, profile_steps=profile_steps, out=out, on_progress=on_progress)
+    row = {
+        "name": made.name,
+        "path": str(made.path),
+        "label": made.label,
+        "status": made.status,
+        "step_ms_p50": made.step_ms_p50,
+        "accept_length": made.acceptance.accept_length if made.acceptance else None,
+        "accept_by_position": made.acceptance.by_position if made.acceptance else None,
+        "tokens_per_s": made.tokens_per_s,
+        "digest": made.outputs.get("digest"),
+        "ep": made.ep,
+        "traces": [str(p) for p in made.trace_paths],
+    }
+    _show(row, json_)
+
+
+@app.command()
+def compare(
+    preset: Preset = "tiny",
+    ep_size: Annotated[str, typer.Option(help="One size or several, with commas.")] = "1",
+    alloc: Annotated[str, typer.Option(help="Arms, with commas.")] = "none,blocking,non_blocking,on_demand",
+    device: Device = "auto",
+    num_steps: Steps = 64,
+    repeats: Annotated[int, typer.Option(help="Blocks an arm, interleaved.")] = 5,
+    processes: Annotated[int, typer.Option(help="Processes an arm; the replicate where more than one.")] = 1,
+    profile_steps: ProfileSteps = 0,
+    floor: Annotated[bool, typer.Option("--floor", help="Add the arm with the mask off and alloc none.")] = False,
+    baseline: Annotated[str | None, typer.Option(help="The arm compared with; default none where present, else the first.")] = None,
+    out: Out = None,
+    set_: Set = None,
+    json_: Json = False,
+) -> None:
+    """Compare allocation strategies: interleaved arms, paired intervals, a verdict against the A/A floor."""
+    import dspark_lab as lab
+
+    allocs = _names(alloc)
+    first = allocs[0] if not floor else "on_demand"
+    sizes = _ints("ep_size", ep_size)
+    cfg = lab.preset(preset, device=device, ep_size=sizes[0], alloc=first, **_toggles(set_))
+    with _progress() as on_progress:
+        runs = lab.sweep(
+            cfg, num_steps=num_steps, repeats=repeats, processes=processes, profile_steps=profile_steps, floor=floor, out=out,
+            on_progress=on_progress, ep_size=sizes, alloc=allocs,
+        )  # fmt: skip
+    _show(lab.compare(runs, by="alloc", baseline=baseline), json_)
+
+
+@app.command()
+def generate(
+    target: Annotated[Path, typer.Option(help="Hugging Face folder of the target (Qwen3 or Qwen3-MoE).")],
+    drafter: Annotated[Path, typer.Option(help="DeepSpec folder of the drafter.")],
+    prompt_ids: Annotated[str, typer.Option(help="Token ids, with commas.")],
+    max_new_tokens: Annotated[int, typer.Option(help="Tokens to add.")] = 48,
+    confidence_threshold: Annotated[float, typer.Option(help="Cut the block before the first confidence below; 0 keeps it.")] = 0.0,
+    block_size: Annotated[int | None, typer.Option(help="γ; must be the checkpoint's.")] = None,
+    device: Device = "cpu",
+    set_: Set = None,
+    json_: Json = False,
+) -> None:
+    """Continue a prompt by speculative decoding from a target and a drafter on disk."""
+    import dspark_lab as lab
+
+    prompt = _ints("prompt_ids", prompt_ids)
+    toggles = _toggles(set_) | ({} if block_size is None else {"block_size": block_size})
+    verify = "threshold" if confidence_threshold > 0 else "static"
+    cfg = lab.load_pair(
+        target, drafter, device=device, verify=verify, confidence_threshold=confidence_threshold, prompt_len=len(prompt) or 1,
+        max_new_tokens=max_new_tokens, batch_size=1, **toggles,
+    )  # fmt: skip
+    out = lab.generate(cfg, [prompt], max_new_tokens=max_new_tokens)[0]
+    lengths = {"acceptance_lengths": out.acceptance_lengths, "proposal_lengths": out.proposal_lengths}
+    _show({"tokens": out.tokens, **lengths}, json_)
+
+
+@trace_app.command("summary")
+def trace_summary(
+    path: Annotated[Path, typer.Argument(help="A Kineto or Chrome trace (gz or not), a folder of ranks, or a run folder.")],
+    step_pattern: Annotated[str | None, typer.Option(help="Regular expression for annotations that are steps.")] = None,
+    json_: Json = False,
+) -> None:
+    """Steps, kernels, launch lead, host waits by kind and site, copies, and what undermines the figures."""
+    import dspark_lab as lab
+
+    source: Any = lab.load_run(path) if (path / "run.json").is_file() else path
+    _show(lab.summarize(lab.open_trace(source, step_pattern=step_pattern)), json_)
+
+
+@app.command()
+def recorded(json_: Json = False) -> None:
+    """The runs that ship: H200 captures with their unprofiled step times."""
+    import dspark_lab as lab
+
+    _show(lab.recorded(), json_)
+
+
+@export_app.command("tensorboard")
+def export_tensorboard(
+    runs: Annotated[list[str], typer.Argument(help="Run folders, folders of runs, or names of recorded runs.")],
+    logdir: Annotated[Path, typer.Option(help="Where TensorBoard looks.")] = Path("tb"),
+    json_: Json = False,
+) -> None:
+    """Traces under names that torch-tb-profiler accepts, and scalars of latency and acceptance; a run folder a config."""
+    import dspark_lab as lab
+
+    loaded = []
+    for name in runs:
+        folder = Path(name)
+        inside = lab.load_runs(folder) if folder.is_dir() and not (folder / "run.json").is_file() else []
+        loaded += inside or [lab.load_run(name)]
+    where = lab.to_tensorboard(loaded, logdir=logdir)
+    _show({"logdir": str(where), "runs": sorted(p.name for p in Path(where).iterdir() if p.is_dir())}, json_)
+
+
+@app.command()
+def demo(logdir: Annotated[Path, typer.Option(help="TensorBoard folder to write.")] = Path("tb")) -> None:
+    """The main job without a browser: compare strategies here, beside the recorded H200s; write TensorBoard."""
+    from dspark_lab.study.demo import demo as make
+
+    with _progress() as on_progress:
+        result = make(logdir=logdir, on_progress=on_progress)
+    for title, table in result.tables.items():
+        _out.print(f"\n[bold]{title}[/bold]")
+        _print_table(table)
+    _out.print(f"\nTensorBoard folder: {result.logdir} (tensorboard --logdir {result.logdir})")
+
+
+@app.command()
+def doctor(json_: Json = False) -> None:
+    """What is installed, which devices there are, and what to do about what is missing."""
+    import dspark_lab as lab
+
+    _show(lab.doctor(), json_)
+
+
+# -- printing ------------------------------------------------------------------------------------------------------
+
+_out = Console()
+
+
+def _show(value: Any, as_json: bool) -> None:
+    if as_json:
+        plain = value.to_dict("records") if isinstance(value, pd.DataFrame) else value
+        sys.stdout.write(json.dumps(_strict(plain), default=str) + "\n")
+    elif isinstance(value, pd.DataFrame):
+        _print_table(value)
+    else:
+        _out.print_json(data=_strict(value), default=str)
+
+
+def _print_table(table: pd.DataFrame) -> None:
+    from rich.table import Table
+
+    shown = _arms_table(table) if "verdict" in table.columns else table
+    grid = Table(box=None, pad_edge=False, header_style="bold")
+    for column in shown.columns:
+        grid.add_column(str(column), justify="right" if shown[column].dtype.kind in "fi" else "left")
+    for row in shown.itertuples(index=False):
+        grid.add_row(*(_cell(x) for x in row))
+    _out.print(grid)
+    if shown is not table:
+        for note in sorted({*table["label"], *(f"{a}: {r}" for a, r in zip(table.iloc[:, 0], table["reason"], strict=True) if r)}):
+            _out.print(f"  {note}", style="dim")
+
+
+def _arms_table(table: pd.DataFrame) -> pd.DataFrame:
+    """A comparison in few columns: figures with their intervals beside them."""
+    by = table.columns[0]
+    mask = ["" if on else " (mask off)" for on in table["mask_padding"]]
+    return pd.DataFrame(
+        {
+            by: [f"{a}{m}" for a, m in zip(table[by], mask, strict=True)],
+            "EP": table["ep_size"],
+            "TP": table["tp_size"],
+            "step ms": [_with_interval(x, ci) for x, ci in zip(table["step_ms_p50"], table["step_ms_ci95"], strict=True)],
+            "delta %": [_with_interval(x, ci) for x, ci in zip(table["delta_pct"], table["delta_pct_ci95"], strict=True)],
+            "verdict": table["verdict"],
+            "accept": table["accept_length"],
+            "tokens/s": [f"{x:.0f}" if x == x else "–" for x in table["tokens_per_s"]],
+            "same path as": [x or "" for x in table["same_path_as"]],
+        }
+    )
+
+
+def _with_interval(x: float, ci: list[float] | None) -> str:
+    return f"{x:.3f}" if ci is None else f"{x:.3f} [{ci[0]:.3f}, {ci[1]:.3f}]"
+
+
+def _cell(x: Any) -> str:
+    if isinstance(x, list):
+        return "[" + ", ".join(_cell(v) for v in x) + "]"
+    if x is None or (isinstance(x, float) and math.isnan(x)):
+        return "–"
+    return f"{x:.3f}" if isinstance(x, float) else str(x)
+
+
+def _strict(x: Any) -> Any:
+    """JSON without NaN: null in its place."""
+    if isinstance(x, dict):
+        return {str(k): _strict(v) for k, v in x.items()}
+    if isinstance(x, list | tuple):
+        return [_strict(v) for v in x]
+    if hasattr(x, "item"):
+        x = x.item()
+    return None if isinstance(x, float) and not math.isfinite(x) else x
+
+
+class _progress:  # noqa: N801 - reads as a verb where it is used
+    """A progress bar on standard error while a job runs; silent where that is no terminal."""
+
+    def __enter__(self):  # noqa: ANN204
+        from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+        self._bar = Progress(
+            TextColumn("{task.percentage:3.0f} %"), BarColumn(), TextColumn("{task.description}"), TimeElapsedColumn(),
+            console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty(),
+        )  # fmt: skip
+        self._bar.start()
+        self._task = self._bar.add_task("starting", total=1.0)
+        return self._update
+
+    def _update(self, p: Any) -> None:
+        text = f"{p.arm} block {p.repeat + 1} step {p.step}/{p.num_steps}" if p.arm else p.message or p.state
+        self._bar.update(self._task, completed=p.fraction, description=text)
+
+    def __exit__(self, *_: object) -> None:
+        self._bar.stop()
+
+
+# -- reading options -----------------------------------------------------------------------------------------------
+
+
+def _names(text: str) -> list[str]:
+    return list(dict.fromkeys(x.strip() for x in text.split(",") if x.strip()))
+
+
+def _ints(name: str, text: str) -> list[int]:
+    try:
+        return [int(x) for x in _names(text)] if name != "prompt_ids" else [int(x) for x in text.split(",") if x.strip()]
+    except ValueError:
+        raise LabError(f"{name}={text!r} is not a list of whole numbers with commas.") from None
+
+
+def _toggles(pairs: list[str] | None) -> dict[str, Any]:
+    """``--set name=value`` with the value read as JSON where it is some, else as text."""
+    toggles = {}
+    for pair in pairs or []:
+        name, equals, value = pair.partition("=")
+        if not equals:
+            raise LabError(f"--set {pair!r} is not name=value.")
+        try:
+            toggles[name] = json.loads(value)
+        except ValueError:
+            toggles[name] = {"True": True, "False": False, "None": None}.get(value, value)
+    return toggles
+
+
+def main() -> None:
+    """The entry point: a `LabError` is one line on standard error and exit code 2; Ctrl-C is 130."""
+    try:
+        app()
+    except LabError as e:
+        sys.stderr.write(f"dspark-lab: {e}\n")
+        sys.exit(2)
+    except KeyboardInterrupt:
+        sys.stderr.write("dspark-lab: stopped; what was measured is kept.\n")
+        sys.exit(130)
+
+
+if __name__ == "__main__":
+    main()

@@ -14,14 +14,16 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 
-_FIRST_KEYS = rb'(?:ph|name|cat|ts|dur|pid|tid|args|bp|s|tts)'
+_FIRST_KEYS = rb"(?:ph|name|cat|ts|dur|pid|tid|args|bp|s|tts)"
 #: Between two events: an unescaped quote cannot stand inside a JSON string, so this does not match within a sound name.
 BETWEEN = re.compile(rb'\}\s*,\s*(?=\{\s*"' + _FIRST_KEYS + rb'"\s*:)')
 _BETWEEN_LOOSE = re.compile(rb'\}[\s,]*(?=\{\s*"' + _FIRST_KEYS + rb'"\s*:)')
-_BARE_NUMBER = re.compile(r'(?<=[:\[,])\s*[-+]?(?:inf|infinity|nan)\b(?=\s*[,}\]])', re.IGNORECASE)
+_BARE_NUMBER = re.compile(r"(?<=[:\[,])\s*[-+]?(?:inf|infinity|nan)\b(?=\s*[,}\]])", re.IGNORECASE)
 _CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f]")
 _LONE_BACKSLASH = re.compile(r'\\(?!["\\/bfnrt]|u[0-9a-fA-F]{4})')
-_STRING_VALUE = re.compile(r'("(?:name|cat|ph)"\s*:\s*")(.*?)("\s*,\s*"(?:ph|cat|pid|tid|ts|dur|args|id|name)"\s*:)', re.DOTALL)
+_STRING_VALUE = re.compile(
+    r'("(?:name|cat|ph)"\s*:\s*")(.*?)("\s*,\s*"(?:ph|cat|pid|tid|ts|dur|args|id|name)"\s*:)', re.DOTALL
+)
 _NAME = re.compile(r'"name"\s*:\s*"(.{0,80}?)"\s*[,}]', re.DOTALL)
 
 ARGS = {
@@ -63,7 +65,7 @@ class PlainArgs:
 class PlainEvent:
     """An event read by the standard library; the same attributes as the msgspec struct."""
 
-    __slots__ = ("ph", "cat", "name", "ts", "dur", "pid", "tid", "args", "raw_args")
+    __slots__ = ("args", "cat", "dur", "name", "ph", "pid", "raw_args", "tid", "ts")
 
     def __init__(self, given: dict[str, Any]) -> None:
         self.ph, self.cat, self.name = given.get("ph", ""), given.get("cat", ""), given.get("name", "")
@@ -82,18 +84,27 @@ def decoder(exact: bool) -> Callable[[bytes], list[Any]]:
     except ImportError:
         import decimal
 
-        parse = {"parse_float": decimal.Decimal} if exact else {}
-        return lambda text: [PlainEvent(e) for e in json.loads(text, **parse)]
+        number = decimal.Decimal if exact else float
+        return lambda text: [PlainEvent(e) for e in json.loads(text, parse_float=number)]
     import decimal
 
-    args = msgspec.defstruct("Args", [(n, Any, -1) for n in ARGS], rename=ARGS, gc=False)
-    time = decimal.Decimal | None if exact else Any
+    args: Any = msgspec.defstruct("Args", [(n, Any, -1) for n in ARGS], rename=ARGS, gc=False)
+    time: Any = decimal.Decimal | None if exact else Any
     event = msgspec.defstruct(
         "Event",
-        [("ph", Any, ""), ("cat", Any, ""), ("name", Any, ""), ("ts", time, None), ("dur", time, None), ("pid", Any, -1), ("tid", Any, -1), ("args", args | None, None)],
+        [
+            ("ph", Any, ""),
+            ("cat", Any, ""),
+            ("name", Any, ""),
+            ("ts", time, None),
+            ("dur", time, None),
+            ("pid", Any, -1),
+            ("tid", Any, -1),
+            ("args", args | None, None),
+        ],
         gc=False,
     )
-    return msgspec.json.Decoder(list[event]).decode
+    return msgspec.json.Decoder(list[event]).decode  # pyright: ignore[reportInvalidTypeForm]
 
 
 def decode_run(text: bytes, offset: int, log: ReadLog, *, exact: bool = False) -> list[Any]:

@@ -27,7 +27,14 @@ from dspark_lab.trace.decode import ARGS, PlainArgs, ReadLog, event_offset
 from dspark_lab.trace.reader import TraceFile
 
 DEVICE_CATEGORIES = ("kernel", "gpu_memcpy", "gpu_memset")
-RUNTIME_CATEGORIES = ("cuda_runtime", "cuda_driver", "hip_runtime", "hip_driver", "privateuse1_runtime", "privateuse1_driver")
+RUNTIME_CATEGORIES = (
+    "cuda_runtime",
+    "cuda_driver",
+    "hip_runtime",
+    "hip_driver",
+    "privateuse1_runtime",
+    "privateuse1_driver",
+)
 INT_COLUMNS = ("ts_ns", "dur_ns", "pid", "tid", *ARGS)
 COLUMNS = ("category", "name", *INT_COLUMNS)
 _INT64_MAX = np.iinfo(np.int64).max
@@ -66,11 +73,20 @@ class _Columns:
         if ts is None or dur is None:
             return False
         if len(timed) < len(spans):
-            self._left_out("without a duration", [i for i, e in enumerate(events) if e.ph == "X" and (e.dur is None or e.ts is None)], events, text, offset)
+            self._left_out(
+                "without a duration",
+                [i for i, e in enumerate(events) if e.ph == "X" and (e.dur is None or e.ts is None)],
+                events,
+                text,
+                offset,
+            )
         if len(spans) < len(events):
             self._count_pairs([e for e in events if e.ph != "X"])
         args = [e.args or self._none for e in timed]
-        part = {"category": self._codes([e.cat for e in timed], self.categories), "name": self._codes([e.name for e in timed], self.names)}
+        part = {
+            "category": self._codes([e.cat for e in timed], self.categories),
+            "name": self._codes([e.name for e in timed], self.names),
+        }
         part["ts_ns"], part["dur_ns"] = ts, dur
         part["pid"], part["tid"] = self._ids([e.pid for e in timed]), self._ids([e.tid for e in timed])
         for column in ARGS:
@@ -78,7 +94,9 @@ class _Columns:
         sound = ts_ok & dur_ok
         if not sound.all():
             bad = {id(timed[i]) for i in np.flatnonzero(~sound)}
-            self._left_out("with an impossible time", [i for i, e in enumerate(events) if id(e) in bad], events, text, offset)
+            self._left_out(
+                "with an impossible time", [i for i, e in enumerate(events) if id(e) in bad], events, text, offset
+            )
             part = {k: v[sound] for k, v in part.items()}
         self.parts.append(part)
         return True
@@ -113,7 +131,14 @@ class _Columns:
         return whole.astype(np.int64) * 1000 + np.rint(part * 1000).astype(np.int64), finite
 
     def _decimal_times(self, values: list[Any]) -> tuple[np.ndarray, np.ndarray]:
-        ns = [round(v * 1000) if hasattr(v, "is_finite") and v.is_finite() else round(_float(v) * 1000) if np.isfinite(_float(v)) else _INT64_MAX + 1 for v in values]
+        ns = [
+            round(v * 1000)
+            if hasattr(v, "is_finite") and v.is_finite()
+            else round(_float(v) * 1000)
+            if np.isfinite(_float(v))
+            else _INT64_MAX + 1
+            for v in values
+        ]
         fits = np.array([abs(v) <= _INT64_MAX for v in ns], dtype=bool)
         return np.array([v if ok else 0 for v, ok in zip(ns, fits, strict=True)], dtype=np.int64), fits
 
@@ -125,16 +150,17 @@ class _Columns:
 
     def _ids(self, values: list[Any]) -> np.ndarray:
         try:
-            return np.array(values, dtype=np.int64) if not any(type(v) is str for v in values) else self._labelled(values)
+            return (
+                np.array(values, dtype=np.int64) if not any(type(v) is str for v in values) else self._labelled(values)
+            )
         except (TypeError, ValueError, OverflowError):
             return self._labelled(values)
 
     def _labelled(self, values: list[Any]) -> np.ndarray:
         out = np.empty(len(values), dtype=np.int64)
         for i, v in enumerate(values):
-            if isinstance(v, (int, float)) and abs(v) <= _INT64_MAX:
-                out[i] = int(v)
-            elif isinstance(v, str) and v.lstrip("-").isdigit() and len(v) < 19:
+            digits = isinstance(v, str) and v.lstrip("-").isdigit() and len(v) < 19
+            if digits or (isinstance(v, (int, float)) and abs(v) <= _INT64_MAX):
                 out[i] = int(v)
             else:
                 out[i] = _LABEL_BASE - self.label_codes.setdefault(str(v), len(self.label_codes))
@@ -157,16 +183,23 @@ class _Columns:
         return number
 
     def frame(self, base_ns: int) -> pd.DataFrame:
-        """All runs as one table, sorted by start, the longer first."""
-        data = {c: np.concatenate([p[c] for p in self.parts]) if self.parts else np.empty(0, np.int64) for c in COLUMNS}
-        self.parts.clear()
-        data["ts_ns"] = data["ts_ns"] + base_ns
-        order = np.lexsort((-data["dur_ns"], data["ts_ns"]))
+        """All runs as one table, sorted by start, the longer first. Empties the runs, column by column."""
+        ts, dur = self._take("ts_ns") + base_ns, self._take("dur_ns")
+        order = np.lexsort((-dur, ts))
         columns: dict[str, Any] = {
-            "category": pd.Categorical.from_codes(data["category"][order], categories=_unique(self.categories)),  # pyright: ignore[reportArgumentType]
-            "name": pd.Categorical.from_codes(data["name"][order], categories=_unique(self.names)),  # pyright: ignore[reportArgumentType]
+            "category": _categorical(self._take("category")[order], self.categories),
+            "name": _categorical(self._take("name")[order], self.names),
+            "ts_ns": ts[order],
+            "dur_ns": dur[order],
         }
-        return pd.DataFrame(columns | {c: data[c][order] for c in INT_COLUMNS})
+        for column in INT_COLUMNS[2:]:
+            columns[column] = self._take(column)[order]
+        self.parts.clear()
+        return pd.DataFrame(columns)
+
+    def _take(self, column: str) -> np.ndarray:
+        taken = [part.pop(column) for part in self.parts]
+        return np.concatenate(taken) if taken else np.empty(0, np.int64)
 
 
 def read_events(path: str | Path) -> EventTable:
@@ -219,8 +252,8 @@ def _without_impossible(events: pd.DataFrame, log: ReadLog) -> pd.DataFrame:
 def in_categories(events: pd.DataFrame, wanted: Sequence[str]) -> np.ndarray:
     """Which rows are of these categories."""
     known = events["category"].cat.categories
-    codes = [known.get_loc(c) for c in wanted if c in known]
-    return np.isin(events["category"].cat.codes.to_numpy(), codes)
+    hit = np.append(known.isin(wanted), False)  # the code of a missing category is −1
+    return hit[events["category"].cat.codes.to_numpy()]
 
 
 def empty_events() -> pd.DataFrame:
@@ -241,6 +274,10 @@ def _float(value: Any) -> float:
         return float(value)
     except (TypeError, ValueError):
         return float("nan")
+
+
+def _categorical(codes: np.ndarray, table: dict[Any, int]) -> Any:
+    return pd.Categorical.from_codes(codes, categories=pd.Index(_unique(table), dtype=object))  # pyright: ignore
 
 
 def _unique(table: dict[Any, int]) -> list[str]:

@@ -58,13 +58,25 @@ class Integrity:
         return {k: list(v) if isinstance(v, tuple) else v for k, v in plain.items()}
 
 
-def examine(log: ReadLog, steps: StepWindows, linked: Linked, launch_rows: pd.DataFrame, *, rank: int, rank_source: str, cpu_only: bool) -> Integrity:
+def examine(
+    log: ReadLog,
+    steps: StepWindows,
+    linked: Linked,
+    launch_rows: pd.DataFrame,
+    *,
+    rank: int,
+    rank_source: str,
+    cpu_only: bool,
+) -> Integrity:
     """The report on a trace that was read and linked."""
     left_out = {k: v for k, v in log.counts.items() if k.endswith("left out")}
     repaired = {k: v for k, v in log.counts.items() if not k.endswith("left out")}
     device = linked.device
     swallows, _ = overruns(device)
-    busy, cut = float(device["dur_ns"].sum()) / 1000, float((sound_ends(device) - device["ts_ns"].to_numpy()).sum()) / 1000
+    busy, cut = (
+        float(device["dur_ns"].sum()) / 1000,
+        float((sound_ends(device) - device["ts_ns"].to_numpy()).sum()) / 1000,
+    )
     empty = _empty_steps(steps, linked, launch_rows) if not cpu_only else ()
     lost = launch_rows[((launch_rows["num_device_events"] == 0) & (launch_rows["step"] >= 0)).to_numpy()]
     incomplete = _incomplete_replays(device, launch_rows)
@@ -113,20 +125,30 @@ def _incomplete_replays(device: pd.DataFrame, launch_rows: pd.DataFrame) -> int:
         return 0
     graphs["ordinal"] = graphs.groupby("step").cumcount()
     has_id = (graphs["graph_id"] >= 0).all()
+    names = _NamesByCorrelation(device)
     incomplete = 0
     for _, group in graphs.groupby("graph_id" if has_id else "ordinal"):
-        full = group["num_device_events"].max()
-        short = group[(group["num_device_events"] < full).to_numpy()]
+        sizes, ids = group["num_device_events"].to_numpy(), group["correlation"].to_numpy()
+        short = ids[sizes < sizes.max()]
         if has_id:
             incomplete += len(short)
         elif len(short):
-            model = _names_of(device, int(group.loc[group["num_device_events"].idxmax(), "correlation"]))  # pyright: ignore[reportArgumentType]
-            incomplete += sum(_is_subsequence(_names_of(device, int(c)), model) for c in short["correlation"])
+            model = names.of(int(ids[sizes.argmax()]))
+            incomplete += sum(_is_subsequence(names.of(int(c)), model) for c in short)
     return incomplete
 
 
-def _names_of(device: pd.DataFrame, correlation: int) -> list[int]:
-    return device["name"].cat.codes[(device["correlation"] == correlation).to_numpy()].tolist()
+class _NamesByCorrelation:
+    """Name codes of the device events of one launch, in order of time; sorted once, so that many launches cost no scan each."""
+
+    def __init__(self, device: pd.DataFrame) -> None:
+        correlation = device["correlation"].to_numpy()
+        order = np.argsort(correlation, kind="stable")
+        self._ids, self._codes = correlation[order], device["name"].cat.codes.to_numpy()[order]
+
+    def of(self, correlation: int) -> list[int]:
+        lower, upper = np.searchsorted(self._ids, [correlation, correlation + 1])
+        return self._codes[lower:upper].tolist()
 
 
 def _is_subsequence(part: list[int], whole: list[int]) -> bool:
@@ -155,7 +177,9 @@ def _withheld(facts: dict[str, Any], log: ReadLog) -> dict[str, str]:
     return out
 
 
-def _messages(facts: dict[str, Any], log: ReadLog, steps: StepWindows, linked: Linked, withheld: dict[str, str]) -> list[str]:
+def _messages(
+    facts: dict[str, Any], log: ReadLog, steps: StepWindows, linked: Linked, withheld: dict[str, str]
+) -> list[str]:
     said = list(dict.fromkeys(log.notes))
     if facts["truncated"]:
         said.append("the file is cut short; complete events before the cut were read")
@@ -167,7 +191,9 @@ def _messages(facts: dict[str, Any], log: ReadLog, steps: StepWindows, linked: L
     if facts["rank_source"] != "distributedInfo":
         said.append(f"the trace does not tell its rank: taken as {facts['rank']} from the {facts['rank_source']}")
     if linked.by_time:
-        said.append("no runtime calls were recorded: device events were given to steps by their time, and launch leads are not known")
+        said.append(
+            "no runtime calls were recorded: device events were given to steps by their time, and launch leads are not known"
+        )
     for key, text in (
         ("num_launches_without_device_events", "launch calls inside steps have no device event"),
         ("num_incomplete_replays", "graph replays hold fewer events than others of their graph"),

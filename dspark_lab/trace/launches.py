@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,6 +12,19 @@ from dspark_lab.trace.events import DEVICE_CATEGORIES, RUNTIME_CATEGORIES, in_ca
 from dspark_lab.trace.steps import StepWindows
 
 _LAUNCH = r"Launch.*Kernel|LaunchKernel|GraphLaunch|KernelLaunch"
+_DEVICE_COLUMNS = (
+    "category",
+    "name",
+    "ts_ns",
+    "dur_ns",
+    "pid",
+    "stream",
+    "device",
+    "correlation",
+    "bytes",
+    "graph_id",
+    "graph_node_id",
+)
 _GRAPH_LAUNCH = r"GraphLaunch"
 
 
@@ -19,7 +33,7 @@ class Linked:
     """Runtime calls and device events of a trace, each with the step it belongs to.
 
     ``calls``: columns of the event table, ``end_ns``, ``place`` (position of the step holding the call's start, −1 outside),
-    ``is_launch``, ``is_graph``. ``device``: the same with ``call`` (row of ``calls`` that launched it, −1 unknown), ``place`` (the step
+    ``is_launch``, ``is_graph``. ``device``: the device's columns with ``end_ns``, ``call`` (row of ``calls`` that launched it, −1 unknown), ``place`` (the step
     of that call). ``by_time`` says that there are no runtime calls and steps were assigned by the device's clock.
     """
 
@@ -35,7 +49,7 @@ def link(events: pd.DataFrame, steps: StepWindows) -> Linked:
     calls["place"] = steps.of(calls["ts_ns"].to_numpy())
     calls["is_launch"] = named(calls, _LAUNCH)
     calls["is_graph"] = named(calls, _GRAPH_LAUNCH)
-    device = events[in_categories(events, DEVICE_CATEGORIES)].reset_index(drop=True)
+    device = events.loc[in_categories(events, DEVICE_CATEGORIES), list(_DEVICE_COLUMNS)].reset_index(drop=True)
     device["end_ns"] = device["ts_ns"] + device["dur_ns"]
     call = _first_call(calls["correlation"].to_numpy(), device["correlation"].to_numpy())
     device["call"] = call
@@ -52,9 +66,9 @@ def named(rows: pd.DataFrame, pattern: str) -> np.ndarray:
     """Which rows have a name that the regular expression is found in; each different name is looked at once."""
     if not len(rows):
         return np.empty(0, dtype=bool)
+    search = re.compile(pattern).search
     codes, names = pd.factorize(rows["name"])
-    hits = pd.Series(np.asarray(names.astype(str) if hasattr(names, "astype") else names, dtype=object)).str.contains(pattern, regex=True)
-    return hits.to_numpy(dtype=bool)[codes]
+    return np.array([bool(search(str(name))) for name in names], dtype=bool)[codes]
 
 
 def _first_call(of_calls: np.ndarray, of_device: np.ndarray) -> np.ndarray:
@@ -76,7 +90,13 @@ def _device_windows(events: pd.DataFrame, steps: StepWindows) -> StepWindows:
         return steps
     order = marks.set_index(marks["name"].astype(str)).loc[list(steps.names)]
     start = order["ts_ns"].to_numpy()
-    return StepWindows(labels=steps.labels, names=steps.names, start_ns=start, end_ns=start + order["dur_ns"].to_numpy(), source=steps.source)
+    return StepWindows(
+        labels=steps.labels,
+        names=steps.names,
+        start_ns=start,
+        end_ns=start + order["dur_ns"].to_numpy(),
+        source=steps.source,
+    )
 
 
 NONE = np.iinfo(np.int64).min

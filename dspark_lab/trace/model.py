@@ -32,7 +32,15 @@ class Trace:
 
     profiled = True
 
-    def __init__(self, table: EventTable, *, path: Path, rank: int = 0, rank_source: str = "index", step_pattern: str | None = None) -> None:
+    def __init__(
+        self,
+        table: EventTable,
+        *,
+        path: Path,
+        rank: int = 0,
+        rank_source: str = "index",
+        step_pattern: str | None = None,
+    ) -> None:
         self.events = table.events
         self.header = table.header
         self.labels = table.labels
@@ -85,7 +93,15 @@ class Trace:
     @cached_property
     def integrity(self) -> Integrity:
         """What was mended, what is missing, what is withheld for it."""
-        return examine(self._log, self.step_windows, self._linked, self._launches, rank=self.rank, rank_source=self._rank_source, cpu_only=self.is_cpu_only)
+        return examine(
+            self._log,
+            self.step_windows,
+            self._linked,
+            self._launches,
+            rank=self.rank,
+            rank_source=self._rank_source,
+            cpu_only=self.is_cpu_only,
+        )
 
     def steps(self) -> pd.DataFrame:
         """One row a step; columns as in ``dspark_lab.trace.periods.step_table``."""
@@ -103,36 +119,40 @@ class Trace:
         """One row a kernel, copy or memset on the device: step, category, name, ts_ns, dur_us, sound_dur_us (cut where it outlasts
         the whole next event of its stream), bytes, device, stream, correlation, graph_id, graph_node_id, call, call_ts_ns,
         call_dur_us (of the call that launched it; "", −1, NaN unknown), in_graph."""
-        linked = self._linked
-        device, calls = linked.device, linked.calls
+        return self._device_rows(np.ones(len(self._linked.device), dtype=bool))
+
+    def _device_rows(self, wanted: np.ndarray) -> pd.DataFrame:
+        device, calls = self._linked.device[wanted], self._linked.calls
         call = device["call"].to_numpy()
         known = call >= 0
+        names, missing = calls["name"].astype(str).to_numpy(dtype=object), len(calls) == 0
         data = {
             "step": self.step_windows.label(device["place"].to_numpy()).astype(np.int64),
             "category": device["category"].to_numpy(),
             "name": device["name"],
             "ts_ns": device["ts_ns"],
             "dur_us": device["dur_ns"] / 1000,
-            "sound_dur_us": (sound_ends(device) - device["ts_ns"].to_numpy()) / 1000,
+            "sound_dur_us": (self._sound_ends[wanted] - device["ts_ns"].to_numpy()) / 1000,
             **{c: device[c] for c in ("bytes", "device", "stream", "correlation", "graph_id", "graph_node_id")},
-            "call": np.where(known, calls["name"].astype(str).to_numpy(dtype=object)[call], "") if len(calls) else np.full(len(device), "", dtype=object),
-            "call_ts_ns": np.where(known, calls["ts_ns"].to_numpy()[call], -1) if len(calls) else np.full(len(device), -1),
-            "call_dur_us": np.where(known, calls["dur_ns"].to_numpy()[call] / 1000, np.nan) if len(calls) else np.full(len(device), np.nan),
-            "in_graph": known & calls["is_graph"].to_numpy()[call] if len(calls) else np.zeros(len(device), dtype=bool),
+            "call": "" if missing else np.where(known, names[call], ""),
+            "call_ts_ns": -1 if missing else np.where(known, calls["ts_ns"].to_numpy()[call], -1),
+            "call_dur_us": np.nan if missing else np.where(known, calls["dur_ns"].to_numpy()[call] / 1000, np.nan),
+            "in_graph": False if missing else known & calls["is_graph"].to_numpy()[call],
         }
-        return pd.DataFrame(data)
+        return pd.DataFrame(data, index=device.index).reset_index(drop=True)
 
     def kernels(self) -> pd.DataFrame:
         """The kernels among ``device_events``, without category and bytes."""
-        rows = self.device_events()
-        return rows[(rows["category"] == "kernel").to_numpy()].drop(columns=["category", "bytes"]).reset_index(drop=True)
+        rows = self._device_rows((self._linked.device["category"] == "kernel").to_numpy())
+        return rows.drop(columns=["category", "bytes"])
 
     def memcpy(self) -> pd.DataFrame:
         """The copies among ``device_events``, with kind (``HtoD (Pageable -> Device)``) and is_blocking (its call held the host)."""
-        rows = self.device_events().drop(columns="category")
+        copies = (self._linked.device["category"] == "gpu_memcpy").to_numpy()
+        rows = self._device_rows(copies).drop(columns="category")
         rows["kind"] = rows["name"].astype(str).str.removeprefix("Memcpy ").astype(object)
-        rows["is_blocking"] = blocking_copies(self._linked)
-        return rows[(self._linked.device["category"] == "gpu_memcpy").to_numpy()].reset_index(drop=True)
+        rows["is_blocking"] = blocking_copies(self._linked)[copies]
+        return rows
 
     def runtime(self) -> pd.DataFrame:
         """One row a runtime or driver call: step, category, name, ts_ns, dur_us, pid, tid, correlation."""
@@ -142,7 +162,9 @@ class Trace:
     def phases(self) -> pd.DataFrame:
         """One row an annotated range that is no step (``dspark::draft``, ``ep::dispatch``, …): step, name, ts_ns, dur_us, pid, tid (host times)."""
         rows = self.events[in_categories(self.events, ("user_annotation",))]
-        starts = rows["ts_ns"].isin(self.step_windows.start_ns) & rows["name"].astype(str).isin(set(self.step_windows.names))
+        starts = rows["ts_ns"].isin(self.step_windows.start_ns) & rows["name"].astype(str).isin(
+            set(self.step_windows.names)
+        )
         return self._host_rows(rows[~starts.to_numpy()])
 
     def ops(self) -> pd.DataFrame:
@@ -151,16 +173,34 @@ class Trace:
 
     def frames(self) -> pd.DataFrame:
         """One row a Python frame: step, name, ts_ns, dur_us, pid, tid, python_id, python_parent_id; empty without stacks."""
-        return self._host_rows(self.events[in_categories(self.events, ("python_function",))], "python_id", "python_parent_id")
+        return self._host_rows(
+            self.events[in_categories(self.events, ("python_function",))], "python_id", "python_parent_id"
+        )
 
     def _host_rows(self, rows: pd.DataFrame, *more: str) -> pd.DataFrame:
         step = self.step_windows.label(self.step_windows.of(rows["ts_ns"].to_numpy())).astype(np.int64)
-        data = {"step": step, "name": rows["name"].to_numpy(), "ts_ns": rows["ts_ns"].to_numpy(), "dur_us": rows["dur_ns"].to_numpy() / 1000}
+        data = {
+            "step": step,
+            "name": rows["name"].to_numpy(),
+            "ts_ns": rows["ts_ns"].to_numpy(),
+            "dur_us": rows["dur_ns"].to_numpy() / 1000,
+        }
         return pd.DataFrame(data | {c: rows[c].to_numpy() for c in ("pid", "tid", *more)})
 
     @cached_property
     def _linked(self) -> Linked:
         return link(self.events, self.step_windows)
+
+    @cached_property
+    def _sound_ends(self) -> np.ndarray:
+        return sound_ends(self._linked.device)
+
+    def device_span_us(self) -> float:
+        """From the first to the last device event that belongs to a step, µs; NaN without any."""
+        device, inside = self._linked.device, (self._linked.device["place"] >= 0).to_numpy()
+        if not inside.any():
+            return float("nan")
+        return (int(self._sound_ends[inside].max()) - int(device["ts_ns"].to_numpy()[inside].min())) / 1000
 
     @cached_property
     def _launches(self) -> pd.DataFrame:
@@ -172,7 +212,14 @@ class Trace:
 
     @cached_property
     def _steps(self) -> pd.DataFrame:
-        return step_table(self._linked, self.step_windows, self._launches, self._waits, profiled=self.profiled, cpu_only=self.is_cpu_only)
+        return step_table(
+            self._linked,
+            self.step_windows,
+            self._launches,
+            self._waits,
+            profiled=self.profiled,
+            cpu_only=self.is_cpu_only,
+        )
 
 
 class TraceSet(Mapping[int, Trace]):
@@ -181,7 +228,9 @@ class TraceSet(Mapping[int, Trace]):
     ``messages`` says which files of the folder were no traces, and where ranks disagree.
     """
 
-    def __init__(self, traces: Mapping[int, Trace], *, path: Path | None = None, messages: tuple[str, ...] = ()) -> None:
+    def __init__(
+        self, traces: Mapping[int, Trace], *, path: Path | None = None, messages: tuple[str, ...] = ()
+    ) -> None:
         self._traces = dict(sorted(traces.items()))
         self.path = path
         self.messages = messages
@@ -211,11 +260,22 @@ class TraceSet(Mapping[int, Trace]):
         """One row a step that every rank has: step, period_us (the slowest rank's: a step over ranks is the maximum), period_mean_us,
         slowest_rank, skew_us (largest). Mind the first steps: a rank that began its capture early waits in its first collective."""
         rows = self.steps()
-        whole = rows.groupby("step").filter(lambda g: len(g) == len(self) and g["period_us"].notna().all()) if len(rows) else rows
+        whole = (
+            rows.groupby("step").filter(lambda g: len(g) == len(self) and g["period_us"].notna().all())
+            if len(rows)
+            else rows
+        )
         columns = ["step", "period_us", "period_mean_us", "slowest_rank", "skew_us"]
         if not len(whole):
             return pd.DataFrame({c: pd.Series(dtype=float if c.endswith("_us") else np.int64) for c in columns})
         by = whole.groupby("step")
         slowest = whole.loc[by["period_us"].idxmax()].set_index("step")["rank"]
-        table = pd.DataFrame({"period_us": by["period_us"].max(), "period_mean_us": by["period_us"].mean(), "slowest_rank": slowest, "skew_us": by["skew_us"].max()})
+        table = pd.DataFrame(
+            {
+                "period_us": by["period_us"].max(),
+                "period_mean_us": by["period_us"].mean(),
+                "slowest_rank": slowest,
+                "skew_us": by["skew_us"].max(),
+            }
+        )
         return table.reset_index()[columns]

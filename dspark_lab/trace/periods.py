@@ -15,7 +15,15 @@ COLUMNS = (
 )  # fmt: skip
 
 
-def step_table(linked: Linked, steps: StepWindows, launch_rows: pd.DataFrame, waits: pd.DataFrame, *, profiled: bool, cpu_only: bool) -> pd.DataFrame:
+def step_table(
+    linked: Linked,
+    steps: StepWindows,
+    launch_rows: pd.DataFrame,
+    waits: pd.DataFrame,
+    *,
+    profiled: bool,
+    cpu_only: bool,
+) -> pd.DataFrame:
     """One row a step.
 
     Columns: step (its number), name, host_start_ns, host_end_ns, device_start_ns (−1 without device events), period_us,
@@ -64,7 +72,9 @@ def overruns(device: pd.DataFrame) -> tuple[np.ndarray, np.ndarray]:
     following, next_end = start.copy(), end.copy()
     if len(device) > 1:
         a, b = order[:-1], order[1:]
-        same[a] = (device["stream"].to_numpy()[a] == device["stream"].to_numpy()[b]) & (device["pid"].to_numpy()[a] == device["pid"].to_numpy()[b])
+        same[a] = (device["stream"].to_numpy()[a] == device["stream"].to_numpy()[b]) & (
+            device["pid"].to_numpy()[a] == device["pid"].to_numpy()[b]
+        )
         following[a], next_end[a] = start[b], end[b]
     swallows = same & (device["stream"].to_numpy() >= 0) & (end > next_end) & (following > start)
     return swallows, following
@@ -75,7 +85,11 @@ def _leads(launch_rows: pd.DataFrame, steps: StepWindows) -> np.ndarray:
     out = np.full(len(steps), np.nan)
     inside = launch_rows[(launch_rows["step"] >= 0).to_numpy()]
     graphs = inside[inside["is_graph"].to_numpy()].drop_duplicates("step")
-    eager = inside[inside["num_kernels"].to_numpy() > 0].sort_values("device_start_ns", kind="stable").drop_duplicates("step")
+    eager = (
+        inside[inside["num_kernels"].to_numpy() > 0]
+        .sort_values("device_start_ns", kind="stable")
+        .drop_duplicates("step")
+    )
     place = {int(label): i for i, label in enumerate(steps.labels)}
     for rows in (eager, graphs):
         for step, lead in zip(rows["step"], rows["lead_us"], strict=True):

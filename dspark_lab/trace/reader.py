@@ -8,7 +8,7 @@ import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from dspark_lab.errors import LabError
 from dspark_lab.trace.decode import BETWEEN, ReadLog, decode_run, loads_header, mend
@@ -18,7 +18,7 @@ _EVENTS_KEY = re.compile(rb'"traceEvents"\s*:\s*\[')
 _ARRAY_END = re.compile(rb'\}\s*\]\s*(?=,\s*"|\}\s*$|$)')
 
 
-def open_bytes(path: Path) -> IO[bytes]:
+def open_bytes(path: Path) -> Any:
     """The uncompressed bytes of a file; gzip is recognised by its magic bytes, never by the name.
 
     Raises:
@@ -30,7 +30,9 @@ def open_bytes(path: Path) -> IO[bytes]:
         if magic != b"\x1f\x8b":
             return open(path, "rb")
     except FileNotFoundError as err:
-        raise LabError(f"no trace at {path}: there is no such file. Give a Kineto JSON file, plain or gzip, or a folder of them.") from err
+        raise LabError(
+            f"no trace at {path}: there is no such file. Give a Kineto JSON file, plain or gzip, or a folder of them."
+        ) from err
     except OSError as err:
         raise LabError(f"{path} cannot be read: {err.strerror or err}") from err
     try:
@@ -52,7 +54,7 @@ class TraceFile:
         self.header: dict[str, Any] = {}
         self.log = ReadLog()
         self._chunk_bytes = chunk_bytes
-        self._stream: IO[bytes] = io.BytesIO()
+        self._stream: Any = io.BytesIO()
 
     def runs(self) -> Iterator[tuple[bytes, int]]:
         """(text, byte offset) of runs of events with commas between; each a few MB."""
@@ -102,7 +104,9 @@ class TraceFile:
             after = head[blank + 1 :].lstrip()
             if after and after[:1] not in (b"{", b"]"):
                 raise self._no_trace(head, "an array whose members are no events")
-            self.log.notes.append("the file is a bare array of events without a header; rank and base time are not in it")
+            self.log.notes.append(
+                "the file is a bare array of events without a header; rank and base time are not in it"
+            )
             return head[blank + 1 :], blank + 1
         if first != b"{":
             raise self._no_trace(head, "it is empty" if not head.strip() else "it is no JSON object or array")
@@ -119,7 +123,9 @@ class TraceFile:
     def _no_trace(self, head: bytes, why: str) -> LabError:
         seen = head[:48].decode("utf-8", "replace").strip().splitlines()
         shown = f"; it starts with {seen[0]!r}" if seen else ""
-        return LabError(f"{self.path} is no trace: {why}{shown}. A trace is a JSON object with \"traceEvents\", or an array of events.")
+        return LabError(
+            f'{self.path} is no trace: {why}{shown}. A trace is a JSON object with "traceEvents", or an array of events.'
+        )
 
     def _finish(self, rest: bytes, offset: int) -> bytes:
         """The last run: cuts the array's end and the keys after it off, takes note if the file stops in the middle."""
@@ -142,9 +148,8 @@ def _last_between(text: bytes) -> re.Match[bytes] | None:
     """The last place between two events."""
     window = 1 << 16
     while True:
-        last = None
-        for last in BETWEEN.finditer(text, max(0, len(text) - window)):
-            pass
+        found = list(BETWEEN.finditer(text, max(0, len(text) - window)))
+        last = found[-1] if found else None
         if last is not None or window >= len(text):
             return last
         window *= 16
@@ -160,7 +165,9 @@ def _array_end(rest: bytes) -> tuple[int | None, bytes]:
             _, place = decoder.raw_decode(text, place)
             place = re.compile(r"[\s,]*").match(text, place).end()  # pyright: ignore[reportOptionalMemberAccess]
         if text[place : place + 1] == "]":
-            return len(text[:place].encode("utf-8", "surrogateescape")), text[place + 1 :].encode("utf-8", "surrogateescape")
+            return len(text[:place].encode("utf-8", "surrogateescape")), text[place + 1 :].encode(
+                "utf-8", "surrogateescape"
+            )
         return None, b""
     except ValueError:
         found = _ARRAY_END.search(rest)

@@ -12,7 +12,9 @@ from dspark_lab.trace.events import EventTable, read_events
 from dspark_lab.trace.model import Trace, TraceSet
 
 _NAMES = re.compile(r"\.json(?:\.gz)?$", re.IGNORECASE)
-_RANKS = tuple(re.compile(rf"(?:^|[^a-z]){word}[-_=]?(\d+)(?!\d)", re.IGNORECASE) for word in ("rank", "tp", "ep", "dp"))
+_RANKS = tuple(
+    re.compile(rf"(?:^|[^a-z]){word}[-_=]?(\d+)(?!\d)", re.IGNORECASE) for word in ("rank", "tp", "ep", "dp")
+)
 
 
 def open_trace(source: Any, *, step_pattern: str | None = None) -> Trace | TraceSet:
@@ -30,12 +32,21 @@ def open_trace(source: Any, *, step_pattern: str | None = None) -> Trace | Trace
         return source
     paths = getattr(source, "trace_paths", None)
     if paths is not None:
-        paths = [Path(p) for p in (paths() if callable(paths) else paths)]
+        given: Any = paths() if callable(paths) else paths
+        paths = [Path(p) for p in given]
         if not paths:
-            raise LabError(f"{getattr(source, 'name', None) or type(source).__name__} has no traces: it was run without the profiler.")
-        return _open_file(paths[0], step_pattern) if len(paths) == 1 else _open_ranks(paths, step_pattern, where=paths[0].parent)
+            raise LabError(
+                f"{getattr(source, 'name', None) or type(source).__name__} has no traces: it was run without the profiler."
+            )
+        return (
+            _open_file(paths[0], step_pattern)
+            if len(paths) == 1
+            else _open_ranks(paths, step_pattern, where=paths[0].parent)
+        )
     if not isinstance(source, (str, os.PathLike)):
-        raise LabError(f"a trace is opened from a path, a folder or a run, not from {type(source).__name__} ({source!r:.80}).")
+        raise LabError(
+            f"a trace is opened from a path, a folder or a run, not from {type(source).__name__} ({source!r:.80})."
+        )
     path = Path(source).expanduser()
     return _open_folder(path, step_pattern) if path.is_dir() else _open_file(path, step_pattern)
 
@@ -54,7 +65,9 @@ def _open_folder(folder: Path, step_pattern: str | None) -> TraceSet:
         if found:
             return _open_ranks(found, step_pattern, where=place)
     seen = sorted(p.name for p in folder.iterdir())[:8]
-    raise LabError(f"{folder} holds no trace: no file ends in .json or .json.gz; seen: {', '.join(seen) or 'nothing, the folder is empty'}.")
+    raise LabError(
+        f"{folder} holds no trace: no file ends in .json or .json.gz; seen: {', '.join(seen) or 'nothing, the folder is empty'}."
+    )
 
 
 def _open_ranks(paths: list[Path], step_pattern: str | None, *, where: Path) -> TraceSet:
@@ -72,7 +85,9 @@ def _open_ranks(paths: list[Path], step_pattern: str | None, *, where: Path) -> 
         rank, rank_source = rank_of(table, path, index=index)
         index += 1
         if rank in traces:
-            raise LabError(f"two files are rank {rank}: {traces[rank].path} and {path} ({rank_source}). A folder is read as the ranks of one job; open one file, or keep one job a folder.")
+            raise LabError(
+                f"two files are rank {rank}: {traces[rank].path} and {path} ({rank_source}). A folder is read as the ranks of one job; open one file, or keep one job a folder."
+            )
         traces[rank] = Trace(table, path=path, rank=rank, rank_source=rank_source, step_pattern=step_pattern)
     if not traces:
         raise LabError(f"{where} holds no trace; files seen: {', '.join(p.name for p in paths[:8])}. {skipped[0]}")

@@ -91,7 +91,9 @@ def _by_pattern(events: pd.DataFrame, pattern: str) -> StepWindows:
         if len(rows):
             return _windows(rows, pattern, f"step_pattern={pattern!r}")
     names = pd.unique(events[in_categories(events, _ANNOTATIONS)]["name"].astype(str))[:6]
-    raise LabError(f"step_pattern={pattern!r} matches no annotation or host op; annotations of the trace: {', '.join(map(repr, names)) or 'none'}.")
+    raise LabError(
+        f"step_pattern={pattern!r} matches no annotation or host op; annotations of the trace: {', '.join(map(repr, names)) or 'none'}."
+    )
 
 
 def _matching(marks: pd.DataFrame, pattern: str) -> pd.DataFrame:
@@ -111,14 +113,18 @@ def _windows(rows: pd.DataFrame, pattern: str, source: str) -> StepWindows:
     if not outer.all():
         messages.append(f"{int((~outer).sum())} step annotations lie inside another and are not counted as steps")
     start, end, names = start[outer], end[outer], names[outer]
-    end = np.minimum(end, np.append(start[1:], end[-1]))  # neighbours may overlap by nanoseconds where stacks are recorded
+    end = np.minimum(
+        end, np.append(start[1:], end[-1])
+    )  # neighbours may overlap by nanoseconds where stacks are recorded
     found = [re.search(pattern, n) for n in names]
     digits = [m[1] if m is not None and m.re.groups and m[1] is not None and m[1].isdigit() else None for m in found]
     labels = np.arange(len(names)) if None in digits else np.array([int(d or 0) for d in digits])
     if (np.diff(labels) <= 0).any():
         messages.append("step numbers repeat or go back; steps are numbered by their order instead")
         labels = np.arange(len(names))
-    return StepWindows(labels=labels, names=tuple(names), start_ns=start, end_ns=end, source=source, messages=tuple(messages))
+    return StepWindows(
+        labels=labels, names=tuple(names), start_ns=start, end_ns=end, source=source, messages=tuple(messages)
+    )
 
 
 def _outermost(start: np.ndarray, end: np.ndarray) -> np.ndarray:
@@ -134,9 +140,23 @@ def _whole(events: pd.DataFrame) -> StepWindows:
     spans = events[~in_categories(events, ("Trace", "overhead"))]
     if not len(spans):
         none = np.empty(0, dtype=np.int64)
-        return StepWindows(labels=none, names=(), start_ns=none, end_ns=none, source="none", found=False, messages=("the trace holds no events with a duration",))
+        return StepWindows(
+            labels=none,
+            names=(),
+            start_ns=none,
+            end_ns=none,
+            source="none",
+            found=False,
+            messages=("the trace holds no events with a duration",),
+        )
     start, end = int(spans["ts_ns"].min()), int((spans["ts_ns"] + spans["dur_ns"]).max())
     said = "no step annotation was found (ProfilerStep#N, SGLang or vLLM labels): the whole trace is read as one step; name your own with step_pattern="
     return StepWindows(
-        labels=np.array([0]), names=("whole trace",), start_ns=np.array([start]), end_ns=np.array([end + 1]), source="whole trace", found=False, messages=(said,)
+        labels=np.array([0]),
+        names=("whole trace",),
+        start_ns=np.array([start]),
+        end_ns=np.array([end + 1]),
+        source="whole trace",
+        found=False,
+        messages=(said,),
     )

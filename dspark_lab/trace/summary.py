@@ -6,7 +6,6 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
 import pandas as pd
 
 from dspark_lab.trace.model import Trace, TraceSet
@@ -27,14 +26,12 @@ def summarize(trace: Trace | TraceSet) -> dict[str, Any]:
         return {"ranks": {str(rank): summarize(one) for rank, one in trace.items()}}
     steps = trace.steps()
     n, late = len(steps), steps[SKIPPED_STEPS:] if len(steps) > SKIPPED_STEPS else steps
-    device = trace.device_events()
-    device = device[(device["step"] >= 0).to_numpy()]
     figures = {
         "num_steps": n,
         "profiled": trace.profiled,
         "step_us_p50": _median(late["period_us"]),
         "step_us_mean": _mean(steps["period_us"]),
-        "gpu_span_us_per_step": _number(_span_us(device) / n) if n and len(device) else None,
+        "gpu_span_us_per_step": _number(trace.device_span_us() / n) if n else None,
         "kernels_per_step": _number(steps["num_kernels"].mean()) if n else None,
         "launch_lead_us_p50": _median(late["launch_lead_us"].dropna()),
         "host_wait_us_per_step": {k: _number(steps[f"{k}_us"].mean()) if n else None for k in KINDS},
@@ -46,17 +43,14 @@ def summarize(trace: Trace | TraceSet) -> dict[str, Any]:
     return figures | dict.fromkeys(trace.integrity.withheld, None)
 
 
-def _span_us(device: pd.DataFrame) -> float:
-    start = device["ts_ns"].to_numpy()
-    end = start + np.rint(device["sound_dur_us"].to_numpy() * 1000).astype(np.int64)
-    return (int(end.max()) - int(start.min())) / 1000
-
-
 def _waits(waits: pd.DataFrame) -> list[dict[str, Any]]:
     if not len(waits):
         return []
     by = waits.groupby(["name", "kind", "site"], sort=False)["dur_us"]
-    rows = [{"name": name, "kind": kind, "site": site, "count": len(durs), "total_us": _number(durs.sum())} for (name, kind, site), durs in by]  # pyright: ignore[reportGeneralTypeIssues]
+    rows = [
+        {"name": name, "kind": kind, "site": site, "count": len(durs), "total_us": _number(durs.sum())}
+        for (name, kind, site), durs in by
+    ]  # pyright: ignore[reportGeneralTypeIssues]
     return sorted(rows, key=lambda r: -(r["total_us"] or 0))
 
 

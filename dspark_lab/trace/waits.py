@@ -112,7 +112,9 @@ def _own_frames(events: pd.DataFrame) -> pd.DataFrame:
     if not len(frames):
         return frames
     used = frames["name"].cat.remove_unused_categories()
-    own = np.array([bool(_FRAME.match(str(c))) and not _NOT_OWN.search(str(c)) for c in used.cat.categories], dtype=bool)
+    own = np.array(
+        [bool(_FRAME.match(str(c))) and not _NOT_OWN.search(str(c)) for c in used.cat.categories], dtype=bool
+    )
     return frames[own[used.cat.codes.to_numpy()]]
 
 

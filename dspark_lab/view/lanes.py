@@ -1,0 +1,164 @@
+"""Boxes for pictures of a trace: device and host events with a colour each, phases as spans, gaps, tiny neighbours merged."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+DEVICE = ("kernel", "gpu_memcpy", "gpu_memset")
+RUNTIME = ("cuda_runtime", "cuda_driver", "hip_runtime", "hip_driver", "privateuse1_runtime", "privateuse1_driver")
+COMMUNICATION = re.compile(r"nccl|rccl|nvshmem|deep_?ep|all_?reduce|all_?gather|reduce_?scatter|all_?to_?all|gloo|c10d::", re.IGNORECASE)
+GRAPH_LAUNCH = re.compile(r"GraphLaunch", re.IGNORECASE)
+PHASES = ("draft", "verify", "accept")
+MAX_NAME = 64
+
+
+def short(name: str) -> str:
+    """A kernel's name without namespaces and template arguments, at most 64 characters."""
+    name = re.sub(r"^void ", "", str(name))
+    head = name.split("<", 1)[0].split("(", 1)[0]
+    head = head.rsplit("::", 1)[-1] or name
+    return head if len(head) <= MAX_NAME else head[: MAX_NAME - 1] + "…"
+
+
+def device_boxes(events: pd.DataFrame) -> pd.DataFrame:
+    """Device events: start_ns, dur_ns, stream, device, correlation, name, colour (compute, communication or copy), sorted."""
+    rows = events[events["category"].isin(DEVICE)]
+    names = rows["name"].astype(str)
+    kinds = {n: ("communication" if COMMUNICATION.search(n) else "compute") for n in names.unique()}
+    colour = np.where(rows["category"] == "kernel", names.map(kinds), "copy")
+    shorts = {n: short(n) for n in kinds}
+    return pd.DataFrame(
+        {
+            "start_ns": rows["ts_ns"].to_numpy(),
+            "dur_ns": rows["dur_ns"].to_numpy(),
+            "stream": rows["stream"].to_numpy(),
+            "device": rows["device"].to_numpy(),
+            "correlation": rows["correlation"].to_numpy(),
+            "name": names.map(shorts).to_numpy(),
+            "colour": colour,
+        }
+    ).sort_values("start_ns", ignore_index=True)
+
+
+def runtime_boxes(events: pd.DataFrame) -> pd.DataFrame:
+    """Host calls into the driver: start_ns, dur_ns, pid, tid, correlation, name, is_graph_launch, sorted."""
+    rows = events[events["category"].isin(RUNTIME)]
+    names = rows["name"].astype(str)
+    return pd.DataFrame(
+        {
+            "start_ns": rows["ts_ns"].to_numpy(),
+            "dur_ns": rows["dur_ns"].to_numpy(),
+            "pid": rows["pid"].to_numpy(),
+            "tid": rows["tid"].to_numpy(),
+            "correlation": rows["correlation"].to_numpy(),
+            "name": names.to_numpy(),
+            "is_graph_launch": names.str.contains(GRAPH_LAUNCH).to_numpy(dtype=bool),
+        }
+    ).sort_values("start_ns", ignore_index=True)
+
+
+def phase_spans(trace: Any) -> pd.DataFrame:
+    """Draft, verify and accept of each step: step, phase, host_start_ns, host_end_ns, device_start_ns, device_end_ns (−1: none).
+
+    From the trace's own phases; where it has none, from the order of graph launches: the first of a step drafts, the last verifies.
+    """
+    named = _named_phases(trace)
+    return _with_device(named, trace) if len(named) else _by_launch_order(trace)
+
+
+SPAN_COLUMNS = ["step", "phase", "host_start_ns", "host_end_ns", "device_start_ns", "device_end_ns"]
+
+
+def _named_phases(trace: Any) -> pd.DataFrame:
+    rows = trace.phases()
+    if not len(rows):
+        return pd.DataFrame(columns=SPAN_COLUMNS)
+    name = rows["phase" if "phase" in rows else "name"].astype(str).str.rsplit("::").str[-1]
+    known = name.isin(PHASES)
+    rows, name = rows[known], name[known]
+    start = rows["ts_ns"].to_numpy()
+    end = start + np.rint(rows["dur_us"].to_numpy() * 1e3).astype("int64")
+    found = {"step": rows["step"].to_numpy(), "phase": name.to_numpy(), "host_start_ns": start, "host_end_ns": end}
+    return pd.DataFrame(found).assign(device_start_ns=-1, device_end_ns=-1)
+
+
+def _by_launch_order(trace: Any) -> pd.DataFrame:
+    rows = trace.launches()
+    rows = rows[rows["is_graph"] & (rows["step"] >= 0)]
+    from_end = rows.groupby("step").cumcount(ascending=False)
+    several = rows.groupby("step")["step"].transform("size") > 1
+    start = rows["ts_ns"].to_numpy()
+    end = start + np.rint(rows["dur_us"].to_numpy() * 1e3).astype("int64")
+    return pd.DataFrame(
+        {
+            "step": rows["step"].to_numpy(),
+            "phase": np.where((from_end == 0) & several, "verify", "draft"),
+            "host_start_ns": start,
+            "host_end_ns": end,
+            "device_start_ns": rows["device_start_ns"].to_numpy(),
+            "device_end_ns": rows["device_end_ns"].to_numpy(),
+        },
+        columns=SPAN_COLUMNS,
+    )
+
+
+def _with_device(spans: pd.DataFrame, trace: Any) -> pd.DataFrame:
+    """Adds first start and last end of the device events whose launches lie within each span."""
+    rows = trace.launches()
+    rows = rows[rows["device_start_ns"] > 0]
+    at, first, last = (rows[c].to_numpy() for c in ("ts_ns", "device_start_ns", "device_end_ns"))
+    spans = spans.reset_index(drop=True)
+    for i, s in enumerate(spans.to_dict("records")):
+        mine = (at >= s["host_start_ns"]) & (at <= s["host_end_ns"])
+        if mine.any():
+            spans.loc[i, "device_start_ns"], spans.loc[i, "device_end_ns"] = int(first[mine].min()), int(last[mine].max())
+    return spans
+
+
+def gaps(boxes: pd.DataFrame, lo: int, hi: int, *, over_ns: float) -> list[tuple[int, int]]:
+    """(start, end) of the times within lo..hi in which no device event ran for longer than ``over_ns``."""
+    inside = boxes[(boxes["start_ns"] < hi) & (boxes["start_ns"] + boxes["dur_ns"] > lo)]
+    if not len(inside):
+        return []
+    start = inside["start_ns"].to_numpy()
+    reach = np.maximum.accumulate((inside["start_ns"] + inside["dur_ns"]).to_numpy())
+    idle = start[1:] - reach[:-1]
+    return [(int(reach[i]), int(start[i + 1])) for i in np.flatnonzero(idle > over_ns)]
+
+
+def merged(boxes: pd.DataFrame, by: list[str], *, limit: int) -> tuple[pd.DataFrame, float]:
+    """At most about ``limit`` boxes: neighbours of one lane and colour closer than a growing gap become one.
+
+    Returns the boxes (``name`` says how many) and the gap in ns under which they were joined; 0 where nothing was.
+    """
+    if len(boxes) <= limit:
+        return boxes, 0.0
+    span = float((boxes["start_ns"] + boxes["dur_ns"]).max() - boxes["start_ns"].min())
+    gap = max(span / limit / 64, 1.0)
+    out = boxes
+    while len(out) > limit and gap < span:
+        gap *= 2
+        out = _joined(boxes, by, gap)
+    return out, gap
+
+
+def _joined(boxes: pd.DataFrame, by: list[str], gap: float) -> pd.DataFrame:
+    rows = boxes.sort_values([*by, "start_ns"], kind="stable", ignore_index=True)
+    end = rows["start_ns"] + rows["dur_ns"]
+    reach = end.groupby([rows[c] for c in by], observed=True).cummax().to_numpy()
+    start = rows["start_ns"].to_numpy()
+    apart = np.ones(len(rows), dtype=bool)
+    same = np.ones(len(rows) - 1, dtype=bool)
+    for c in by:
+        same &= rows[c].to_numpy()[1:] == rows[c].to_numpy()[:-1]
+    apart[1:] = ~same | (start[1:] - reach[:-1] > gap)
+    groups = rows.assign(end_ns=end, group=np.cumsum(apart)).groupby("group", sort=False)
+    first = groups.first()
+    count = groups.size().to_numpy()
+    first["dur_ns"] = groups["end_ns"].max() - first["start_ns"]
+    first["name"] = [n if k == 1 else f"{k} events, first {n}" for n, k in zip(first["name"], count, strict=True)]
+    return first.drop(columns="end_ns").reset_index(drop=True)

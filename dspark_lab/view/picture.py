@@ -1,0 +1,57 @@
+"""A place for one figure: a plotly widget updated in place, or a picture in plain HTML where anywidget is missing."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import ipywidgets as W
+import plotly.graph_objects as go
+
+
+class Picture:
+    """``show(figure)`` puts a figure there; ``figure`` is the last one shown, which stays until the next."""
+
+    def __init__(self, *, min_height: str = "240px") -> None:
+        self.figure: go.Figure | None = None
+        self._live: Any = None
+        self.widget = W.Box(layout=W.Layout(width="100%", min_height=min_height, overflow="hidden", margin="0"))
+
+    def show(self, figure: go.Figure) -> None:
+        if figure is self.figure:
+            return
+        if self._live is None:
+            self._live = _widget(figure)
+            self.widget.children = (self._live,)
+        elif isinstance(self._live, W.HTML):
+            self._live.value = _plain(figure)
+        else:
+            _update(self._live, figure)
+        self.figure = figure
+
+
+def _widget(figure: go.Figure) -> Any:
+    """A `go.FigureWidget`; plain HTML with the script inside (no download) where anywidget cannot be imported."""
+    try:
+        live: Any = go.FigureWidget(figure)
+    except ImportError:
+        return W.HTML(_plain(figure), layout=W.Layout(width="100%"))
+    live._config = {**(live._config or {}), "displaylogo": False, "responsive": True}
+    live.layout.autosize = True
+    return live
+
+
+def _update(live: Any, figure: go.Figure) -> None:
+    """The widget takes the figure's data and layout; nothing is made anew in the browser."""
+    with live.batch_update():
+        live.data = []
+    live.add_traces(list(figure.data))
+    live.layout = figure.layout
+    live.layout.autosize = True
+
+
+def _plain(figure: go.Figure) -> str:
+    """The figure as an inner page: scripts of a widget's HTML do not run, those of an inner page do."""
+    import html
+
+    page = html.escape(figure.to_html(include_plotlyjs=True, config={"displaylogo": False}), quote=True)
+    return f'<iframe srcdoc="{page}" style="width:100%;height:{int(figure.layout.height or 360) + 20}px;border:0"></iframe>'

@@ -1,0 +1,107 @@
+"""The one sentence on top of the panel: what was found, how sure, on what, when, profiled or not."""
+
+from __future__ import annotations
+
+import html
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import pandas as pd
+
+from dspark_lab.view.figures import verdict_text
+
+NO_GPU = "Without a GPU there is neither copy nor stream: the strategies tie here by construction."
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finding:
+    """A headline, what else is known, and the label line. ``text`` is all of it in plain words."""
+
+    headline: str
+    others: str = ""
+    label: str = ""
+
+    @property
+    def text(self) -> str:
+        return " ".join(x for x in (self.headline, self.others, self.label) if x)
+
+    @property
+    def html(self) -> str:
+        soft = "color:var(--jp-ui-font-color2,#6B7280);font-size:12px"
+        rest = "".join(f'<div style="{soft}">{html.escape(x)}</div>' for x in (self.others, self.label) if x)
+        return (
+            '<div style="line-height:1.4;color:var(--jp-ui-font-color1,#1F2937)" class="dspark-sentence">'
+            f'<div style="font-size:15px;font-weight:600">{html.escape(self.headline)}</div>{rest}</div>'
+        )
+
+
+def finding(table: pd.DataFrame, *, leads_ms: dict[str, float] | None = None, on_gpu: bool = True) -> Finding:
+    """The sentence for a table of `lab.compare`. ``leads_ms``: launch lead of each arm, where a capture shows it."""
+    rows = table.to_dict("records") if table is not None else []
+    timed = [r for r in rows if _number(r.get("step_ms_p50"))]
+    if not timed:
+        return Finding(headline="No unprofiled steps in these runs, so no step time can be compared.")
+    by = str(table.columns[0])
+    base = next((r for r in timed if r.get("verdict") == "baseline"), timed[0])
+    rivals = [r for r in timed if r is not base and not _text(r.get("same_path_as")) and _number(r.get("delta_pct"))]
+    moved = [r for r in rivals if r.get("verdict") in ("slower", "faster")]
+    headline = _headline(by, base, rivals, moved)
+    top = max(moved, key=lambda r: abs(r["delta_pct"])) if moved else None
+    others = [f"{r[by]} {verdict_text(r)}" for r in rivals if r is not top]
+    others += _same(by, timed)
+    others += _numbers(by, top or base, base, leads_ms or {})
+    if not on_gpu:
+        others.insert(0, NO_GPU)
+    return Finding(headline=headline, others=" · ".join(others), label="; ".join(dict.fromkeys(str(r.get("label", "")) for r in timed)))
+
+
+def _headline(by: str, base: dict[str, Any], rivals: list[dict[str, Any]], moved: list[dict[str, Any]]) -> str:
+    of_base = f"{base[by]} ({base['step_ms_p50']:.3f} ms)"
+    if not rivals:
+        return f"{base[by]}: step {base['step_ms_p50']:.3f} ms{_between(base)}. Choose a second strategy to compare it with."
+    if not moved:
+        word = "strategies tie" if all(r.get("verdict") == "tie" for r in rivals) else "no strategy is told apart from the baseline"
+        return f"{word[0].upper()}{word[1:]}: step {base['step_ms_p50']:.3f} ms{_between(base)} with {base[by]}."
+    top = max(moved, key=lambda r: abs(r["delta_pct"]))
+    return f"{top[by]}: step {top['step_ms_p50']:.3f} ms, {_change(top)} than {of_base}."
+
+
+def _change(row: dict[str, Any]) -> str:
+    return verdict_text(row) if _pair(row.get("delta_pct_ci95")) else f"{verdict_text(row)} (no interval kept)"
+
+
+def _between(row: dict[str, Any]) -> str:
+    ci = row.get("step_ms_ci95")
+    return f" [{ci[0]:.3f}, {ci[1]:.3f}]" if _pair(ci) else ""  # type: ignore[index]
+
+
+def _same(by: str, rows: list[dict[str, Any]]) -> list[str]:
+    shared: dict[str, list[str]] = {}
+    for r in rows:
+        if _text(r.get("same_path_as")):
+            shared.setdefault(str(r["same_path_as"]), []).append(str(r[by]))
+    return [f"{', '.join(names)}: same code path as {other}" for other, names in shared.items()]
+
+
+def _numbers(by: str, top: dict[str, Any], base: dict[str, Any], leads: dict[str, float]) -> list[str]:
+    said = []
+    if top is not base and top[by] in leads and base[by] in leads:
+        said.append(f"launch lead {leads[top[by]]:+.1f} ms against {leads[base[by]]:+.1f} ms")
+    if _number(top.get("accept_length")):
+        said.append(f"accept length {top['accept_length']:.2f}")
+    if _number(top.get("tokens_per_s")):
+        said.append(f"{top['tokens_per_s']:,.0f} tok/s".replace(",", " "))
+    return said
+
+
+def _number(x: Any) -> bool:
+    return isinstance(x, (int, float)) and not math.isnan(x)
+
+
+def _text(x: Any) -> bool:
+    return isinstance(x, str) and bool(x)
+
+
+def _pair(x: Any) -> bool:
+    return x is not None and not isinstance(x, float) and len(x) == 2

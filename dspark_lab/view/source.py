@@ -1,0 +1,46 @@
+"""Traces for pictures: opened once and kept, one rank of several, and the line that says what a trace is of."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from dspark_lab.runs.record import Run
+
+KEEP = 12
+"""Traces kept in memory; the one unused longest goes first."""
+_opened: OrderedDict[tuple[Any, ...], Any] = OrderedDict()
+
+
+def open_cached(what: Run | Path | str) -> Any:
+    """`lab.open_trace`, parsed once for each state of its files."""
+    from dspark_lab.trace import open_trace
+
+    paths = list(what.trace_paths) if isinstance(what, Run) else [Path(what)]
+    key = tuple((str(p), p.stat().st_mtime_ns, p.stat().st_size) if p.exists() else (str(p), 0, 0) for p in paths)
+    if key in _opened and not any(p.is_dir() for p in paths):
+        _opened.move_to_end(key)
+        return _opened[key]
+    _opened[key] = open_trace(what)
+    while len(_opened) > KEEP:
+        _opened.popitem(last=False)
+    return _opened[key]
+
+
+def one_rank(trace: Any) -> Any:
+    """The trace itself, or the lowest rank of a set."""
+    if hasattr(trace, "events"):
+        return trace
+    ranks = getattr(trace, "traces", trace)
+    if isinstance(ranks, Mapping):
+        return ranks[min(ranks)]
+    return min(ranks, key=lambda t: t.rank)
+
+
+def trace_label(trace: Any, *, device: str = "") -> str:
+    """``profiled, rank 0, H200``: a capture is always profiled, which makes host calls slower."""
+    where = device or str(getattr(trace, "device_name", "") or ("CPU only" if trace.is_cpu_only else ""))
+    rank = getattr(trace, "rank", None)
+    return ", ".join(x for x in ("capture, profiled", where, "" if rank is None else f"rank {rank}") if x)

@@ -45,9 +45,24 @@ def test_legal_batches(batch, shape):
         ("num_token_non_padded_cpu", 15.0, EP1, "num_token_non_padded_cpu=15.0"),
         ("num_token_non_padded", None, EP2, "num_token_non_padded is None and ep_size=2"),
         ("num_token_non_padded", torch.tensor(15), EP2, "num_token_non_padded has dtype torch.int64"),
-        ("num_token_non_padded", torch.tensor([15, 15], dtype=torch.int32), EP2, r"num_token_non_padded has shape \(2,\)"),
-        ("num_token_non_padded", torch.tensor([[15]], dtype=torch.int32), EP2, r"num_token_non_padded has shape \(1, 1\)"),
-        ("num_token_non_padded", torch.zeros((), dtype=torch.int32, device="meta"), EP2, "num_token_non_padded is on meta"),
+        (
+            "num_token_non_padded",
+            torch.tensor([15, 15], dtype=torch.int32),
+            EP2,
+            r"num_token_non_padded has shape \(2,\)",
+        ),
+        (
+            "num_token_non_padded",
+            torch.tensor([[15]], dtype=torch.int32),
+            EP2,
+            r"num_token_non_padded has shape \(1, 1\)",
+        ),
+        (
+            "num_token_non_padded",
+            torch.zeros((), dtype=torch.int32, device="meta"),
+            EP2,
+            "num_token_non_padded is on meta",
+        ),
         ("forward_mode", ForwardMode.IDLE, EP1, "IDLE"),
     ],
 )

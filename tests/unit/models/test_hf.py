@@ -31,9 +31,12 @@ def hf_model(kind: str, **changes):
             model = Qwen3ForCausalLM(Qwen3Config(**{**DENSE, **changes}))
         else:
             model = Qwen3MoeForCausalLM(Qwen3MoeConfig(**{**MOE, **changes}))
+            model.set_experts_implementation("eager")
         for name, p in model.named_parameters():
             noise = torch.randn_like(p)
-            p.data = 1 + 0.3 * noise if "norm" in name else noise * (1.0 if "embed" in name else 0.7 * p.shape[-1] ** -0.5)
+            p.data = (
+                1 + 0.3 * noise if "norm" in name else noise * (1.0 if "embed" in name else 0.7 * p.shape[-1] ** -0.5)
+            )
     return model.eval()
 
 
@@ -46,7 +49,9 @@ def load(folder) -> Target:
 def full(target, plain, ids):
     b, n = ids.shape
     cache = target.new_cache(b, n)
-    return target.logits(target(plain.batch_of(ids, torch.zeros(b, dtype=torch.int64), torch.arange(b)), cache).hidden).view(b, n, -1)
+    return target.logits(
+        target(plain.batch_of(ids, torch.zeros(b, dtype=torch.int64), torch.arange(b)), cache).hidden
+    ).view(b, n, -1)
 
 
 CASES = [

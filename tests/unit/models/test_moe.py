@@ -47,11 +47,17 @@ def ranks(plain, ep_size, cfg, **group):
 def rows(plain, n, real=None, scalar=True):
     batch = plain.batch_of(torch.zeros(n, 1, dtype=torch.int64), torch.zeros(n, dtype=torch.int64), torch.arange(n))
     real = n if real is None else real
-    return replace(batch, num_token_non_padded_cpu=real, num_token_non_padded=torch.tensor(real, dtype=torch.int32) if scalar else None)
+    return replace(
+        batch,
+        num_token_non_padded_cpu=real,
+        num_token_non_padded=torch.tensor(real, dtype=torch.int32) if scalar else None,
+    )
 
 
 # An inner size of 10 has no strides of 16 bytes: the grouped product refuses it and the dense way runs.
-@pytest.mark.parametrize("changes", [{}, {"norm_topk_prob": False}, {"moe_intermediate_size": 10}, {"num_experts_per_tok": 8}])
+@pytest.mark.parametrize(
+    "changes", [{}, {"norm_topk_prob": False}, {"moe_intermediate_size": 10}, {"num_experts_per_tok": 8}]
+)
 def test_layer_equals_the_slow_loop(changes, plain):
     cfg = plain.decoder_config(**changes)
     (moe,) = ranks(plain, 1, cfg)
@@ -156,14 +162,26 @@ def test_whole_models_over_ranks(ep_size, plain):
             target_cache, cache = target.new_cache(3, 32), drafter.new_cache(3, 32)
             slots = torch.tensor([0, 1, 3])[:3]
             batch = plain.batch_of(ids, torch.zeros(3, dtype=torch.int64), slots)
-            batch = replace(batch, num_token_non_padded_cpu=real * 9, num_token_non_padded=torch.tensor([real * 9], dtype=torch.int32))
+            batch = replace(
+                batch,
+                num_token_non_padded_cpu=real * 9,
+                num_token_non_padded=torch.tensor([real * 9], dtype=torch.int32),
+            )
             got = target(batch, target_cache, capture_layers=cfg.drafter.target_layer_ids)
             drafter.write_context(got.aux, batch.token_slots, batch.positions, cache)
             draft = plain.batch_of(block, torch.full((3,), 9), slots, block=True)
-            draft = replace(draft, num_token_non_padded_cpu=real * 4, num_token_non_padded=torch.tensor([real * 4], dtype=torch.int32))
+            draft = replace(
+                draft,
+                num_token_non_padded_cpu=real * 4,
+                num_token_non_padded=torch.tensor([real * 4], dtype=torch.int32),
+            )
             load = drafter.watch_load()
             proposal = drafter.propose(drafter(draft, cache), anchors)
-            out[rank] = (target.logits(got.hidden).view(3, 9, -1)[:real], proposal.corrected_logits[:real], load.report())
+            out[rank] = (
+                target.logits(got.hidden).view(3, 9, -1)[:real],
+                proposal.corrected_logits[:real],
+                load.report(),
+            )
 
     one, many, together = {}, {}, Together(ep_size)
     forward(ExpertGroup(), 2, one, 0)

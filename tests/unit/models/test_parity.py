@@ -53,7 +53,9 @@ def replay(folder: Path, case: dict, threshold: float, plain, num_rounds: int):
     tokens, rounds, accepts, proposals = [*case["prompt"], anchor], [], [], []
     while len(rounds) < num_rounds and seq_len < len(case["prompt"]) + 48:
         hidden, p = r.propose(anchor, seq_len)
-        rounds.append({"target_hidden": new_context[None], "block_hidden": hidden, **{k: getattr(p, k) for k in PROPOSED}})
+        rounds.append(
+            {"target_hidden": new_context[None], "block_hidden": hidden, **{k: getattr(p, k) for k in PROPOSED}}
+        )
         below = (p.confidence[0] < threshold).nonzero()
         length = int(below[0]) if len(below) else r.drafter.block_size
         drafts = p.draft_tokens[0, :length].tolist()

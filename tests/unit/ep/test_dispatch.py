@@ -48,7 +48,9 @@ def test_each_row_is_kept_by_exactly_one_rank(placement):
 
 def test_one_rank_leaves_ids_and_count_alone():
     ids = torch.tensor([[0, 1]])
-    handle = LocalDispatcher().dispatch(torch.zeros(1, 4), ids, torch.ones(1, 2), count=torch.tensor(0, dtype=torch.int32))
+    handle = LocalDispatcher().dispatch(
+        torch.zeros(1, 4), ids, torch.ones(1, 2), count=torch.tensor(0, dtype=torch.int32)
+    )
     assert handle.local_ids is ids
 
 

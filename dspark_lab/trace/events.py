@@ -24,7 +24,7 @@ import pandas as pd
 
 from dspark_lab.errors import LabError
 from dspark_lab.trace.decode import ARGS, PlainArgs, ReadLog, event_offset
-from dspark_lab.trace.reader import TraceFile
+from dspark_lab.trace.reader import CHUNK_BYTES, TraceFile
 
 DEVICE_CATEGORIES = ("kernel", "gpu_memcpy", "gpu_memset")
 RUNTIME_CATEGORIES = (
@@ -150,9 +150,7 @@ class _Columns:
 
     def _ids(self, values: list[Any]) -> np.ndarray:
         try:
-            return (
-                np.array(values, dtype=np.int64) if not any(type(v) is str for v in values) else self._labelled(values)
-            )
+            return np.array(values, dtype=np.int64)
         except (TypeError, ValueError, OverflowError):
             return self._labelled(values)
 
@@ -202,13 +200,13 @@ class _Columns:
         return np.concatenate(taken) if taken else np.empty(0, np.int64)
 
 
-def read_events(path: str | Path) -> EventTable:
-    """Read one file into an ``EventTable``.
+def read_events(path: str | Path, *, chunk_bytes: int = CHUNK_BYTES) -> EventTable:
+    """Read one file into an ``EventTable``, ``chunk_bytes`` of uncompressed text at a time.
 
     Raises:
         LabError: the file is missing or no trace.
     """
-    source = TraceFile(Path(path))
+    source = TraceFile(Path(path), chunk_bytes=chunk_bytes)
     columns, exact = _Columns(source.log), False
     was_on = gc.isenabled()
     gc.disable()  # tens of thousands of short-lived objects without cycles: the collector only walks them

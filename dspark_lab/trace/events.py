@@ -126,7 +126,8 @@ class _Columns:
         us = np.where(finite, us, 0.0)
         whole = np.floor(us)
         part = us - whole
-        if ((np.abs(us) >= _EXACT_US) & (part != 0)).any():
+        coarse = np.flatnonzero(np.abs(us) >= _EXACT_US)
+        if any(type(values[i]) is float for i in coarse):
             return None, finite
         return whole.astype(np.int64) * 1000 + np.rint(part * 1000).astype(np.int64), finite
 

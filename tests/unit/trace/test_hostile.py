@@ -304,7 +304,7 @@ def test_no_trace_is_refused(write, content, seen):
 
 
 def test_missing_file_and_empty_folder(tmp_path):
-    with pytest.raises(LabError, match="nowhere.json"):
+    with pytest.raises(LabError, match=r"nowhere\.json"):
         open_trace(tmp_path / "nowhere.json")
     with pytest.raises(LabError, match="empty"):
         open_trace(tmp_path)

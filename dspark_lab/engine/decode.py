@@ -68,12 +68,15 @@ class DecodeEngine:
         self._verify_slot = torch.zeros(1, dtype=torch.int32, device=device)
         self._predicate = enable_num_token_non_padded(cfg.parallel)
         self._simulated = self._draw_simulated()
+        self.reset()
 
     # -- requests ----------------------------------------------------------------------------------------------
 
     def reset(self) -> None:
-        """Forgets all requests; caches keep their memory."""
+        """Forgets all requests; caches keep their memory. The mask is compiled in or out here: arms may share the models."""
         self.active, self._state, self.num_steps = [], None, 0
+        for layer in (*self.target.model.moe_layers, *self.drafter.moe_layers):
+            layer.reads_scalar = self.cfg.needs_scalar
 
     def join(self, request: Request) -> None:
         """Prefills ``request`` into a free slot: its first token comes from the prompt's last logits, in no round."""

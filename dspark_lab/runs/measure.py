@@ -33,6 +33,8 @@ class Block:
     proposed: np.ndarray
     digest: str = ""
     num_tokens: int = 0
+    stopped: bool = False
+    """The block ended early: its rows count, its digest compares with nothing."""
 
 
 class Stepper:
@@ -79,16 +81,19 @@ def timed_block(engine: DecodeEngine, *, num_steps: int, warmup: int, on_step: C
     """``num_steps`` unprofiled steps after ``warmup``. A step is wall time on a CPU, a period between events on a GPU."""
     stepper = Stepper(engine, on_step)
     clock = _GpuClock() if engine.device.type == "cuda" else _HostClock()
-    for i in range(warmup + num_steps):
-        joined = stepper.refill()
-        clock.start(joined)
-        done = engine.step()
-        clock.stop()
-        if i >= warmup:
-            committed = stepper.count(done)
-            row = {"step": i - warmup, "num_requests": len(done.accept_lengths), "num_committed": committed}
-            stepper.block.rows.append(row)
-        on_step(i)
+    try:
+        for i in range(warmup + num_steps):
+            joined = stepper.refill()
+            clock.start(joined)
+            done = engine.step()
+            clock.stop()
+            if i >= warmup:
+                committed = stepper.count(done)
+                row = {"step": i - warmup, "num_requests": len(done.accept_lengths), "num_committed": committed}
+                stepper.block.rows.append(row)
+            on_step(i)
+    except Stopped:
+        stepper.block.stopped = True
     for row, (step_us, host_us) in zip(stepper.block.rows, clock.read()[warmup:], strict=True):
         row.update(step_us=step_us, host_us=host_us, profiled=False)
     return stepper.close()

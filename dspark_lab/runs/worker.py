@@ -112,6 +112,8 @@ class Worker:
         on_step = self._on_step(arm, repeat)
         block = timed_block(engine, num_steps=self.spec.num_steps, warmup=self.spec.warmup_steps, on_step=on_step)
         self._keep(arm, block, repeat)
+        if block.stopped:
+            raise Stopped
 
     def _count_load(self, arm: Arm, engine: DecodeEngine) -> None:
         self.where = f"arm {arm.name}, counting expert load"
@@ -135,7 +137,7 @@ class Worker:
         if not block.rows or not block.rows[0]["profiled"]:
             kept["accepted"] += block.accepted
             kept["proposed"] += block.proposed
-            kept["digests"].append(block.digest)
+            kept["digests"] += [] if block.stopped else [block.digest]
             kept["tokens"] = block.num_tokens
 
     def _on_step(self, arm: Arm, repeat: int):  # noqa: ANN202

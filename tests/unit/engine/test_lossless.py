@@ -1,0 +1,78 @@
+"""Speculative output equals plain greedy decoding, token for token, whatever is toggled (float32)."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from dspark_lab.config import LabConfig, preset
+from dspark_lab.engine.generate import generate, generate_plain
+
+DENSE = {"target_num_experts": 0, "draft_num_experts": 0}
+NEW = 24
+
+
+def prompts(cfg: LabConfig, n: int) -> list[list[int]]:
+    """Ragged prompts of 1 to 13 ids."""
+    rng = np.random.default_rng(n)
+    return [rng.integers(0, cfg.model.target.vocab_size - 1, rng.integers(1, 14)).tolist() for _ in range(n)]
+
+
+def check(cfg: LabConfig, models) -> list:
+    pair = models(cfg)
+    some = prompts(cfg, cfg.engine.batch_size)
+    out = generate(cfg, some, max_new_tokens=NEW, models=pair)
+    for o, prompt in zip(out, some, strict=True):
+        assert o.tokens == generate_plain(cfg, prompt, target=pair[0], max_new_tokens=NEW)
+    return out
+
+
+@pytest.mark.parametrize("weights", ["bigram", "random"])
+@pytest.mark.parametrize("shape", [{}, DENSE], ids=["moe", "dense"])
+@pytest.mark.parametrize("block_size", range(1, 9))
+def test_any_block_size(block_size: int, shape: dict, weights: str, models) -> None:
+    check(preset("tiny", device="cpu", block_size=block_size, batch_size=3, weights=weights, **shape), models)
+
+
+@pytest.mark.parametrize("shape", [{}, DENSE], ids=["moe", "dense"])
+@pytest.mark.parametrize("batch_size", range(1, 9))
+def test_any_batch_size(batch_size: int, shape: dict, models) -> None:
+    out = check(preset("tiny", device="cpu", batch_size=batch_size, **shape), models)
+    assert sum(map(len, (o.acceptance_lengths for o in out))) > 0
+
+
+@pytest.mark.parametrize("threshold", [0.3, 0.5, 0.9, 1.0])
+def test_any_threshold(threshold: float, models) -> None:
+    cfg = preset("tiny", device="cpu", batch_size=4, verify="threshold", confidence_threshold=threshold)
+    out = check(cfg, models)
+    proposals = [p for o in out for p in o.proposal_lengths]
+    lengths = [a for o in out for a in o.acceptance_lengths]
+    assert all(a <= p + 1 for a, p in zip(lengths, proposals, strict=True))
+    assert min(proposals) < cfg.model.drafter.block_size  # the threshold cut something
+
+
+def test_more_prompts_than_slots_and_lengths_are_not_cut(models) -> None:
+    cfg = preset("tiny", device="cpu", batch_size=2)
+    pair, some = models(cfg), prompts(cfg, 5)
+    for o, prompt in zip(generate(cfg, some, max_new_tokens=NEW, models=pair), some, strict=True):
+        assert o.tokens == generate_plain(cfg, prompt, target=pair[0], max_new_tokens=NEW)
+        assert len(o.tokens) == len(prompt) + NEW
+        total = sum(o.acceptance_lengths)
+        assert total >= NEW  # rounds run while the sum is below
+        assert total - o.acceptance_lengths[-1] < NEW
+
+
+def test_accept_length_of_the_synthetic_pair_is_of_use(models) -> None:
+    for gamma in range(2, 9):
+        cfg = preset("tiny", device="cpu", block_size=gamma, batch_size=8)
+        out = generate(cfg, prompts(cfg, 8), max_new_tokens=64, models=models(cfg))
+        lengths = [a for o in out for a in o.acceptance_lengths]
+        assert 1.5 <= np.mean(lengths) <= gamma + 0.5, (gamma, np.mean(lengths))
+
+
+def test_every_strategy_gives_the_same_tokens(models) -> None:
+    outs = []
+    for alloc in ("none", "blocking", "non_blocking", "on_demand", "pinned:always", "persistent:always"):
+        cfg = preset("tiny", device="cpu", batch_size=3, alloc=alloc)
+        outs.append(generate(cfg, prompts(cfg, 3), max_new_tokens=NEW, models=models(cfg)))
+    assert all(o == outs[0] for o in outs)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import torch
@@ -56,9 +57,7 @@ class Experts(nn.Module):
         w1, w2 = self.gate_up_proj, self.down_proj
         if any(size * w1.element_size() % 16 for size in (w1.shape[2], w2.shape[2])):
             return False
-        return w1.device.type == "cpu" or (
-            w1.dtype == torch.bfloat16 and torch.cuda.get_device_capability(w1.device) >= (8, 0)
-        )
+        return w1.device.type == "cpu" or (w1.dtype == torch.bfloat16 and _has_grouped_mm(w1.device))
 
     def _grouped(self, x: Tensor, local_ids: Tensor) -> Tensor:
         """[T, k, H] by one product a projection over rows sorted by expert; dropped rows sort last and are in no group."""
@@ -79,6 +78,12 @@ class Experts(nn.Module):
         gate, up = torch.bmm(rows, self.gate_up_proj.transpose(1, 2)).chunk(2, dim=-1)
         y = torch.bmm(F.silu(gate) * up, self.down_proj.transpose(1, 2))
         return y[local_ids.clamp(min=0), torch.arange(x.shape[0], device=x.device)[:, None]]
+
+
+@cache
+def _has_grouped_mm(device: torch.device) -> bool:
+    """Whether the GPU runs it as one kernel; older ones fall back to a loop that waits for the group ends."""
+    return torch.cuda.get_device_capability(device) >= (8, 0)
 
 
 class MoE(nn.Module):

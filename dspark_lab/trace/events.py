@@ -22,7 +22,6 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from dspark_lab.errors import LabError
 from dspark_lab.trace.decode import ARGS, PlainArgs, ReadLog, event_offset
 from dspark_lab.trace.reader import CHUNK_BYTES, TraceFile
 
@@ -253,19 +252,6 @@ def in_categories(events: pd.DataFrame, wanted: Sequence[str]) -> np.ndarray:
     known = events["category"].cat.categories
     hit = np.append(known.isin(wanted), False)  # the code of a missing category is −1
     return hit[events["category"].cat.codes.to_numpy()]
-
-
-def empty_events() -> pd.DataFrame:
-    """A table of events without rows, all columns there."""
-    return _Columns(ReadLog()).frame(0)
-
-
-def check_columns(events: pd.DataFrame) -> pd.DataFrame:
-    """The table itself; raises LabError naming the columns it lacks."""
-    missing = [c for c in COLUMNS if c not in events]
-    if missing:
-        raise LabError(f"a table of events lacks the columns {', '.join(missing)}; it needs {', '.join(COLUMNS)}.")
-    return events
 
 
 def _float(value: Any) -> float:

@@ -26,7 +26,7 @@ _NAMES: dict[str, str] = {
     "recorded": "dspark_lab.runs.store",
     "compare": "dspark_lab.analysis.latency",
     # traces
-    "open_trace": "dspark_lab.trace.reader",
+    "open_trace": "dspark_lab.trace.source",
     "summarize": "dspark_lab.trace.summary",
     # out
     "to_tensorboard": "dspark_lab.export.tensorboard",

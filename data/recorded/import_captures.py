@@ -25,7 +25,10 @@ LOOP = (
     "the host two steps ahead, 128 steps, 5 interleaved repeats, median. The predicate is false, so the scalar is not read. "
 )
 MOE = "64 experts of 1024, 6 a token; one GPU. "
-DENSE = "Dense layers (the width of their MLP was not noted), two all-reduces a layer inside the graphs; two GPUs over NVLink (NV18). "
+DENSE = (
+    "Dense layers (the width of their MLP was not noted), two all-reduces a layer inside the graphs; two GPUs over NVLink (NV18). "
+    "Another process gave 1.469 ms without the scalar and 1.561 ms with it blocking. "
+)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -32,7 +32,9 @@ Device = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
 Steps = Annotated[int, typer.Option(help="Measured steps a block.")]
 ProfileSteps = Annotated[int, typer.Option(help="Steps of the profiled capture after the measured blocks; 0 for none.")]
 Out = Annotated[Path | None, typer.Option(help="Folder for the runs; default runs/<time>-<preset>.")]
-Set = Annotated[list[str] | None, typer.Option("--set", help="Any other toggle, as name=value; may be given several times.")]
+Set = Annotated[
+    list[str] | None, typer.Option("--set", help="Any other toggle, as name=value; may be given several times.")
+]
 
 
 @app.command()
@@ -53,7 +55,9 @@ def run(
 
     cfg = lab.preset(preset, ep_size=ep_size, alloc=alloc, device=device, **_toggles(set_))
     with _progress() as on_progress:
-        made = lab.run(cfg, num_steps=num_steps, repeats=repeats, profile_steps=profile_steps, out=out, on_progress=on_progress)
+        made = lab.run(
+            cfg, num_steps=num_steps, repeats=repeats, profile_steps=profile_steps, out=out, on_progress=on_progress
+        )
     row = {
         "name": made.name,
         "path": str(made.path),
@@ -81,7 +85,9 @@ def compare(
     processes: Annotated[int, typer.Option(help="Processes an arm; the replicate where more than one.")] = 1,
     profile_steps: ProfileSteps = 0,
     floor: Annotated[bool, typer.Option("--floor", help="Add the arm with the mask off and alloc none.")] = False,
-    baseline: Annotated[str | None, typer.Option(help="The arm compared with; default none where present, else the first.")] = None,
+    baseline: Annotated[
+        str | None, typer.Option(help="The arm compared with; default none where present, else the first.")
+    ] = None,
     out: Out = None,
     set_: Set = None,
     json_: Json = False,
@@ -107,7 +113,9 @@ def generate(
     drafter: Annotated[Path, typer.Option(help="DeepSpec folder of the drafter.")],
     prompt_ids: Annotated[str, typer.Option(help="Token ids, with commas.")],
     max_new_tokens: Annotated[int, typer.Option(help="Tokens to add.")] = 48,
-    confidence_threshold: Annotated[float, typer.Option(help="Cut the block before the first confidence below; 0 keeps it.")] = 0.0,
+    confidence_threshold: Annotated[
+        float, typer.Option(help="Cut the block before the first confidence below; 0 keeps it.")
+    ] = 0.0,
     block_size: Annotated[int | None, typer.Option(help="γ; must be the checkpoint's.")] = None,
     device: Device = "cpu",
     set_: Set = None,
@@ -130,7 +138,9 @@ def generate(
 
 @trace_app.command("summary")
 def trace_summary(
-    path: Annotated[Path, typer.Argument(help="A Kineto or Chrome trace (gz or not), a folder of ranks, or a run folder.")],
+    path: Annotated[
+        Path, typer.Argument(help="A Kineto or Chrome trace (gz or not), a folder of ranks, or a run folder.")
+    ],
     step_pattern: Annotated[str | None, typer.Option(help="Regular expression for annotations that are steps.")] = None,
     json_: Json = False,
 ) -> None:
@@ -214,7 +224,9 @@ def _print_table(table: pd.DataFrame) -> None:
         grid.add_row(*(_cell(x) for x in row))
     _out.print(grid)
     if shown is not table:
-        for note in sorted({*table["label"], *(f"{a}: {r}" for a, r in zip(table.iloc[:, 0], table["reason"], strict=True) if r)}):
+        for note in sorted(
+            {*table["label"], *(f"{a}: {r}" for a, r in zip(table.iloc[:, 0], table["reason"], strict=True) if r)}
+        ):
             _out.print(f"  {note}", style="dim")
 
 
@@ -227,8 +239,12 @@ def _arms_table(table: pd.DataFrame) -> pd.DataFrame:
             by: [f"{a}{m}" for a, m in zip(table[by], mask, strict=True)],
             "EP": table["ep_size"],
             "TP": table["tp_size"],
-            "step ms": [_with_interval(x, ci) for x, ci in zip(table["step_ms_p50"], table["step_ms_ci95"], strict=True)],
-            "delta %": [_with_interval(x, ci) for x, ci in zip(table["delta_pct"], table["delta_pct_ci95"], strict=True)],
+            "step ms": [
+                _with_interval(x, ci) for x, ci in zip(table["step_ms_p50"], table["step_ms_ci95"], strict=True)
+            ],
+            "delta %": [
+                _with_interval(x, ci) for x, ci in zip(table["delta_pct"], table["delta_pct_ci95"], strict=True)
+            ],
             "verdict": table["verdict"],
             "accept": table["accept_length"],
             "tokens/s": [f"{x:.0f}" if x == x else "–" for x in table["tokens_per_s"]],
@@ -260,10 +276,10 @@ def _strict(x: Any) -> Any:
     return None if isinstance(x, float) and not math.isfinite(x) else x
 
 
-class _progress:  # noqa: N801 - reads as a verb where it is used
+class _progress:
     """A progress bar on standard error while a job runs; silent where that is no terminal."""
 
-    def __enter__(self):  # noqa: ANN204
+    def __enter__(self):
         from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
         self._bar = Progress(
@@ -291,7 +307,9 @@ def _names(text: str) -> list[str]:
 
 def _ints(name: str, text: str) -> list[int]:
     try:
-        return [int(x) for x in _names(text)] if name != "prompt_ids" else [int(x) for x in text.split(",") if x.strip()]
+        return (
+            [int(x) for x in _names(text)] if name != "prompt_ids" else [int(x) for x in text.split(",") if x.strip()]
+        )
     except ValueError:
         raise LabError(f"{name}={text!r} is not a list of whole numbers with commas.") from None
 

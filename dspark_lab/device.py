@@ -38,7 +38,9 @@ def resolve(device: str, *, rank: int = 0) -> torch.device:
         return torch.device("cpu")
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if count == 0:
-        raise LabError("device='cuda' was asked for and this machine has no GPU that torch can use; choose device='cpu' or 'auto'.")
+        raise LabError(
+            "device='cuda' was asked for and this machine has no GPU that torch can use; choose device='cpu' or 'auto'."
+        )
     if rank >= count:
         raise LabError(f"rank {rank} has no GPU of its own: there are {count}; choose a world size of at most {count}.")
     return torch.device("cuda", rank)

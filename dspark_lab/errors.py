@@ -15,7 +15,7 @@ class RunFailed(LabError):
 
 
 def nearest(value: object, legal: Iterable[object]) -> str:
-    """" did you mean 'x'?" for the legal value closest to ``value``, or an empty string."""
+    """Returns " Did you mean 'x'?" for the legal value closest to ``value``, or an empty string."""
     close = get_close_matches(str(value), [str(x) for x in legal], n=1, cutoff=0.5)
     return f" Did you mean {close[0]!r}?" if close else ""
 

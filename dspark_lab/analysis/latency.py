@@ -141,4 +141,8 @@ def _quoted_verdict(delta: float, floor: float) -> tuple[str, str]:
 
 def _strength(run: Run) -> str:
     processes = run.steps["process"].nunique()
-    return f"interval over {processes} processes" if processes > 1 else "interval over blocks of one process: weaker than over processes"
+    return (
+        f"interval over {processes} processes"
+        if processes > 1
+        else "interval over blocks of one process: weaker than over processes"
+    )

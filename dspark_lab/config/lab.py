@@ -133,7 +133,9 @@ def _part_of(name: str) -> str:
 
 
 def _unknown_toggle(name: str) -> LabError:
-    toggles = sorted(set().union(*(_PARTS[p] for p in ("lab", "parallel", "engine", "drafter", "model"))) | {"transfer", "guard"})
+    toggles = sorted(
+        set().union(*(_PARTS[p] for p in ("lab", "parallel", "engine", "drafter", "model"))) | {"transfer", "guard"}
+    )
     return LabError(f"{name!r} is no toggle; legal: {', '.join(toggles)}.{nearest(name, toggles)}")
 
 

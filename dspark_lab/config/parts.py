@@ -31,7 +31,9 @@ class DecoderConfig:
 
     def is_moe_layer(self, layer: int) -> bool:
         """Whether ``layer`` (from 0) has experts: not listed in `mlp_only_layers`, and on the sparse step."""
-        return self.num_experts > 0 and layer not in self.mlp_only_layers and (layer + 1) % self.decoder_sparse_step == 0
+        return (
+            self.num_experts > 0 and layer not in self.mlp_only_layers and (layer + 1) % self.decoder_sparse_step == 0
+        )
 
     @property
     def num_moe_layers(self) -> int:

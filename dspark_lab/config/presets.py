@@ -28,7 +28,9 @@ def tiny() -> LabConfig:
     drafter = DrafterConfig(block_size=5, target_layer_ids=(0, 1), mask_token_id=255, markov_rank=48)
     return LabConfig(
         preset="tiny",
-        model=ModelConfig(target=target, draft=draft, drafter=drafter, weights="bigram", dtype="float32", context_len=1024),
+        model=ModelConfig(
+            target=target, draft=draft, drafter=drafter, weights="bigram", dtype="float32", context_len=1024
+        ),
         engine=EngineConfig(batch_size=4, max_new_tokens=256),
     )
 
@@ -51,7 +53,9 @@ def small() -> LabConfig:
     drafter = DrafterConfig(block_size=5, target_layer_ids=(1, 5, 9), mask_token_id=31_999, markov_rank=256)
     return LabConfig(
         preset="small",
-        model=ModelConfig(target=target, draft=draft, drafter=drafter, weights="random", dtype="bfloat16", context_len=2048),
+        model=ModelConfig(
+            target=target, draft=draft, drafter=drafter, weights="random", dtype="bfloat16", context_len=2048
+        ),
         engine=EngineConfig(batch_size=1, prompt_len=1024, max_new_tokens=900, simulated_accept_length=4.7),
     )
 

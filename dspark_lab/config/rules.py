@@ -53,7 +53,9 @@ def _numbers(cfg: LabConfig) -> None:
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
             raise LabError(f"{name}={value!r} is not a whole number of at least 1.")
     if not 0.0 <= e.confidence_threshold <= 1.0:
-        raise LabError(f"confidence_threshold={e.confidence_threshold!r} is not between 0 and 1; 0 keeps every block whole.")
+        raise LabError(
+            f"confidence_threshold={e.confidence_threshold!r} is not between 0 and 1; 0 keeps every block whole."
+        )
     if not (e.host_work_us >= 0 and math.isfinite(e.host_work_us)):
         raise LabError(f"host_work_us={e.host_work_us!r} is not a time: microseconds, at least 0.")
     if e.batch_size > max(e.buckets):
@@ -65,7 +67,9 @@ def _experts(cfg: LabConfig) -> None:
     if ep == 1:
         return
     if not cfg.model.target.num_experts and not cfg.model.draft.num_experts:
-        raise LabError(f"ep_size={ep} needs experts to share out, and neither target nor drafter has any; choose ep_size=1.")
+        raise LabError(
+            f"ep_size={ep} needs experts to share out, and neither target nor drafter has any; choose ep_size=1."
+        )
     for who, decoder in (("target", cfg.model.target), ("drafter", cfg.model.draft)):
         if decoder.num_experts and decoder.num_experts % ep:
             raise _does_not_divide(ep, who, decoder)
@@ -139,9 +143,13 @@ def _drafter(cfg: LabConfig) -> None:
             f"({t.vocab_size}, {t.hidden_size}) must agree in both: they are not of one pair."
         )
     if (d.markov_head == "none") != (d.markov_rank == 0):
-        raise LabError(f"markov_head={d.markov_head!r} and markov_rank={d.markov_rank} contradict: rank 0 goes with 'none'.")
+        raise LabError(
+            f"markov_head={d.markov_head!r} and markov_rank={d.markov_rank} contradict: rank 0 goes with 'none'."
+        )
     if m.weights == "checkpoint" and not (m.target_path and m.drafter_path):
-        raise LabError("weights='checkpoint' needs target_path and drafter_path; lab.load_pair(target, drafter) sets both.")
+        raise LabError(
+            "weights='checkpoint' needs target_path and drafter_path; lab.load_pair(target, drafter) sets both."
+        )
 
 
 def _context(cfg: LabConfig) -> None:

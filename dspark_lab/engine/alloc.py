@@ -39,7 +39,9 @@ class ScalarSource:
 
     def _prepare(self) -> Callable[[int], Tensor]:
         if self.how.transfer == "graph_slot":
-            raise LabError("alloc='graph_slot' needs captured CUDA graphs, which this version does not run; choose 'persistent'.")
+            raise LabError(
+                "alloc='graph_slot' needs captured CUDA graphs, which this version does not run; choose 'persistent'."
+            )
         if self.how.transfer == "pinned":
             pin = self.device.type == "cuda"
             self._ring = torch.empty(RING, 1, dtype=torch.int32, pin_memory=pin)
@@ -70,6 +72,8 @@ class ScalarSource:
         return self._buffer.fill_(n)
 
 
-def make_num_token_non_padded(num_tokens: int, *, parallel: ParallelConfig, device: torch.device | str) -> Tensor | None:
+def make_num_token_non_padded(
+    num_tokens: int, *, parallel: ParallelConfig, device: torch.device | str
+) -> Tensor | None:
     """The seed's helper (sglang #34759): None where no one reads the scalar, else one int32 element, copied without blocking."""
     return ScalarSource("on_demand", parallel, torch.device(device)).make(num_tokens)

@@ -43,7 +43,9 @@ def check_runnable(cfg: LabConfig) -> None:
         (p.moe_dp > 1, f"moe_dp={p.moe_dp}"),
     ):
         if asked:
-            raise LabError(f"{what} is not run live by this version; it can be looked at in recordings. Set it back to run here.")
+            raise LabError(
+                f"{what} is not run live by this version; it can be looked at in recordings. Set it back to run here."
+            )
 
 
 class DecodeEngine:
@@ -83,7 +85,9 @@ class DecodeEngine:
         taken = {r.slot for r in self.active}
         free = [s for s in range(self.cfg.engine.batch_size) if s not in taken]
         if not free:
-            raise LabError(f"all {self.cfg.engine.batch_size} slots are taken; raise batch_size or wait for a request to finish.")
+            raise LabError(
+                f"all {self.cfg.engine.batch_size} slots are taken; raise batch_size or wait for a request to finish."
+            )
         request.slot = free[0]
         with phase("dspark::prefill"):
             first = self._prefill(request.prompt, request.slot)
@@ -129,7 +133,9 @@ class DecodeEngine:
             out = self.target.forward(batch, self.target_cache, capture_layers=self.cfg.model.drafter.target_layer_ids)
             target_tokens = self.target.logits(out.hidden).argmax(dim=-1).view(state.bucket, self.gamma + 1)
         with phase("dspark::accept"):
-            forced = None if self._simulated is None else self._simulated[self.num_steps % SIMULATED_STEPS, : state.bucket]
+            forced = (
+                None if self._simulated is None else self._simulated[self.num_steps % SIMULATED_STEPS, : state.bucket]
+            )
             accepted = greedy_accept(proposal.draft_tokens, target_tokens, lengths, forced=forced)
             self._commit(state, accepted, out.aux, batch.positions)
             done = self._to_host(state, accepted, lengths)
@@ -143,7 +149,11 @@ class DecodeEngine:
             bs = len(self.active)
             bucket = bucket_for(max(bs, 1), self.cfg.engine.buckets)
             pad = [0] * (bucket - bs)
-            rows = [[r.new_tokens[-1] for r in self.active], [r.seq_len for r in self.active], [r.slot for r in self.active]]
+            rows = [
+                [r.new_tokens[-1] for r in self.active],
+                [r.seq_len for r in self.active],
+                [r.slot for r in self.active],
+            ]
             fill = (pad, pad, [self.target_cache.dummy_slot] * len(pad))
             packed = torch.tensor([row + tail for row, tail in zip(rows, fill, strict=True)], device=self.device)
             self._state = RoundState(

@@ -53,7 +53,8 @@ def generate(
             engine.join(waiting.pop())
         engine.step()
     return [
-        Generated(tokens=r.tokens, acceptance_lengths=r.acceptance_lengths, proposal_lengths=r.proposal_lengths) for r in requests
+        Generated(tokens=r.tokens, acceptance_lengths=r.acceptance_lengths, proposal_lengths=r.proposal_lengths)
+        for r in requests
     ]
 
 

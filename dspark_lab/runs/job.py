@@ -97,8 +97,15 @@ class Job:
             self.runs = self._assemble(state)
         except LabError as e:
             self.error, state = self.error or e, "failed"
-        shutil.rmtree(self.out / ".jobs", ignore_errors=not self.error) if not self.error else None
+        self._tidy()
         self._state = state
+
+    def _tidy(self) -> None:
+        """Removes the job folders, whose contents now lie in the runs; keeps the logs of what broke."""
+        if not isinstance(self.error, RunFailed):
+            shutil.rmtree(self.out / ".jobs", ignore_errors=True)
+        if self.out.is_dir() and not any(self.out.iterdir()):
+            self.out.rmdir()
 
     def _launch(self, group: int, spec: JobSpec) -> None:
         folder = self.out / ".jobs" / f"{len(self._results):03d}"
@@ -115,17 +122,18 @@ class Job:
         self._finished += 1
 
     def _assemble(self, state: str) -> list[Run]:
-        status = state if state != "complete" else "complete"
         runs = []
         for g in self._groups:
             made: dict[str, Run] = {}
             for arm in g.arms:
-                run = self._run(arm, status)
+                run = self._run(arm, state)
                 if run is not None:
                     made[arm.name] = run.save(self.out / arm.name)
             for arm, shared in g.aliases:
                 if shared in made:
-                    alias = replace(made[shared], name=arm.name, config=arm.config, same_path_as=made[shared].config.engine.alloc)
+                    alias = replace(
+                        made[shared], name=arm.name, config=arm.config, same_path_as=made[shared].config.engine.alloc
+                    )
                     made[arm.name] = alias.save(self.out / arm.name)
             runs += made.values()
         return runs
@@ -150,7 +158,9 @@ class Job:
         if not rows:
             return None
         if len(digests) > 1:
-            raise RunFailed(f"arm {arm.name}: blocks or ranks committed different tokens ({len(digests)} digests); outputs must be equal.")
+            raise RunFailed(
+                f"arm {arm.name}: blocks or ranks committed different tokens ({len(digests)} digests); outputs must be equal."
+            )
         steps = pd.DataFrame(rows)[list(STEP_COLUMNS)].astype(STEP_COLUMNS)
         simulated = arm.config.engine.simulated_accept_length is not None
         return Run(

@@ -36,7 +36,9 @@ class Launch:
         if spec.arms[0].config.engine.device == "cpu":
             env["CUDA_VISIBLE_DEVICES"] = ""
         with open(folder / "agent.log", "wb") as log:
-            self._agent = subprocess.Popen(command, env=env, stdout=log, stderr=log, stdin=subprocess.DEVNULL, start_new_session=True)
+            self._agent = subprocess.Popen(
+                command, env=env, stdout=log, stderr=log, stdin=subprocess.DEVNULL, start_new_session=True
+            )
         self._tree: dict[int, psutil.Process] = {}
         self._stopped_at: float | None = None
         self._dead_at: float | None = None
@@ -95,17 +97,23 @@ class Launch:
             return None
         if self._stopped_at is not None:
             return None
-        errors = sorted((json.loads(p.read_text()) for p in self.folder.glob("error.rank*.json")), key=lambda e: e["at"])
+        errors = sorted(
+            (json.loads(p.read_text()) for p in self.folder.glob("error.rank*.json")), key=lambda e: e["at"]
+        )
         own = [e for e in errors if e["user"]]
         if own:
             return LabError(own[0]["message"])
         silent = [r for r in self._dead_ranks if not (self.folder / f"error.rank{r}.json").exists()]
         where = self._where()
         if silent:
-            return RunFailed(f"rank {silent[0]} of {self.spec.world_size} was killed {where}; the job was ended. Log: {self._log(silent[0])}")
+            return RunFailed(
+                f"rank {silent[0]} of {self.spec.world_size} was killed {where}; the job was ended. Log: {self._log(silent[0])}"
+            )
         if errors:
             e = errors[0]
-            return RunFailed(f"rank {e['rank']} failed at {e['where']}: {e['type']}: {e['message']}. Log: {self._log(e['rank'])}")
+            return RunFailed(
+                f"rank {e['rank']} failed at {e['where']}: {e['type']}: {e['message']}. Log: {self._log(e['rank'])}"
+            )
         return RunFailed(f"the ranks ended {where} without results. Log: {self.folder / 'agent.log'}")
 
     # -- the tree ----------------------------------------------------------------------------------------------

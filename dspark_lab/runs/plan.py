@@ -27,6 +27,7 @@ def expand(cfg: LabConfig, axes: dict[str, Any]) -> list[LabConfig]:
     Combinations that a rule forbids raise; ``alloc`` values that an EP size forbids are named with the way out.
     """
     for name, values in axes.items():
+        cfg.toggle(name)  # an unknown name is refused here
         if isinstance(values, str) or not isinstance(values, Sequence):
             raise LabError(f"{name}={values!r} is not a list of values to sweep over; write {name}=[{values!r}].")
         if not values:

@@ -117,8 +117,11 @@ class Run:
         rows = self.steps[(self.steps["profiled"] == profiled) & (self.steps["step"] >= skip)]
         keys = ["process", "repeat", "step"]
         return rows.groupby(keys, as_index=False).agg(
-            step_us=("step_us", "max"), step_us_mean_ranks=("step_us", "mean"), host_us=("host_us", "max"),
-            num_requests=("num_requests", "first"), num_committed=("num_committed", "first"),
+            step_us=("step_us", "max"),
+            step_us_mean_ranks=("step_us", "mean"),
+            host_us=("host_us", "max"),
+            num_requests=("num_requests", "first"),
+            num_committed=("num_committed", "first"),
         )
 
     @property
@@ -149,7 +152,8 @@ class Run:
             "seed": self.config.seed,
             "config": self.config.to_dict(),
             "environment": self.environment,
-            "acceptance": acc and {"accepted": list(acc.accepted), "proposed": list(acc.proposed), "simulated": acc.simulated},
+            "acceptance": acc
+            and {"accepted": list(acc.accepted), "proposed": list(acc.proposed), "simulated": acc.simulated},
             "outputs": self.outputs,
             "ep": self.ep,
             "quoted": self.quoted,
@@ -163,7 +167,9 @@ class Run:
             folder.parent.mkdir(parents=True, exist_ok=True)
             tmp = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
         except OSError as e:
-            raise LabError(f"cannot write a run to {folder}: {e.strerror}; choose a folder that can be written.") from None
+            raise LabError(
+                f"cannot write a run to {folder}: {e.strerror}; choose a folder that can be written."
+            ) from None
         try:
             self.steps.to_parquet(tmp / "steps.parquet", index=False)
             if self.trace_paths:
@@ -203,7 +209,8 @@ def read_run(folder: Path | str) -> Run:
         same_path_as=d["same_path_as"],
         steps=pd.read_parquet(steps) if steps.exists() else empty_steps(),
         environment=d["environment"],
-        acceptance=acc and Acceptance(accepted=tuple(acc["accepted"]), proposed=tuple(acc["proposed"]), simulated=acc["simulated"]),
+        acceptance=acc
+        and Acceptance(accepted=tuple(acc["accepted"]), proposed=tuple(acc["proposed"]), simulated=acc["simulated"]),
         outputs=d["outputs"],
         ep=d["ep"],
         quoted=d["quoted"],

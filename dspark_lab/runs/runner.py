@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from dspark_lab.config import LabConfig
-from dspark_lab.errors import LabError
+from dspark_lab.errors import LabError, nearest
 from dspark_lab.runs.job import Job
 from dspark_lab.runs.plan import expand, group
 from dspark_lab.runs.record import Run
@@ -30,7 +30,9 @@ def run(
 
     The ranks are processes of their own; the run is saved as a folder below ``out`` (by default ``runs/<time>-<preset>``).
     """
-    job = start([cfg], num_steps=num_steps, repeats=repeats, profile_steps=profile_steps, warmup_steps=warmup_steps, out=out)
+    job = start(
+        [cfg], num_steps=num_steps, repeats=repeats, profile_steps=profile_steps, warmup_steps=warmup_steps, out=out
+    )
     return job.wait(on_progress=on_progress)[0]
 
 
@@ -63,6 +65,11 @@ def sweep(
 def start_sweep(cfg: LabConfig, *, floor: bool = False, **options: Any) -> Job:
     """As `sweep`, and returns a `Job` at once: ``poll()``, ``stop()``, ``wait()``."""
     settings = {k: options.pop(k) for k in _SETTINGS if k in options}
+    for name in options:
+        if name not in cfg.to_dict() and (close := nearest(name, _SETTINGS)):
+            raise LabError(
+                f"{name!r} is neither a toggle nor a setting of a sweep ({', '.join(_SETTINGS)}, floor).{close}"
+            )
     configs = expand(cfg, options)
     if floor:
         floors = {c.replace(alloc="none", mask_padding=False) for c in configs}
@@ -112,7 +119,11 @@ def _out_folder(out: str | Path | None, preset: str) -> Path:
     except FileExistsError:
         raise LabError(f"out={str(folder)!r} is in use by another job; choose another folder.") from None
     except OSError as e:
-        raise LabError(f"out={str(folder)!r} cannot be written: {e.strerror}; choose a folder that can be written.") from None
+        raise LabError(
+            f"out={str(folder)!r} cannot be written: {e.strerror}; choose a folder that can be written."
+        ) from None
     if any((folder / ".jobs").iterdir()):
-        raise LabError(f"out={str(folder)!r} holds a job that runs or failed (.jobs); choose another folder, or remove it.")
+        raise LabError(
+            f"out={str(folder)!r} holds a job that runs or failed (.jobs); choose another folder, or remove it."
+        )
     return folder

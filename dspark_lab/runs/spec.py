@@ -59,7 +59,9 @@ class JobSpec:
     @classmethod
     def load(cls, folder: Path) -> JobSpec:
         d = json.loads((folder / "job.json").read_text())
-        arms = tuple(Arm(name=a["name"], role=a["role"], config=LabConfig.from_dict(a["config"])) for a in d.pop("arms"))
+        arms = tuple(
+            Arm(name=a["name"], role=a["role"], config=LabConfig.from_dict(a["config"])) for a in d.pop("arms")
+        )
         return cls(arms=arms, **d)
 
 

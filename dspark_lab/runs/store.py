@@ -29,7 +29,9 @@ def load_run(name: str | Path) -> Run:
     if (Path(name) / "run.json").is_file():
         return read_run(name)
     names = recorded_names()
-    raise LabError(f"no run {str(name)!r}: neither a folder with run.json nor one of {', '.join(names)}.{nearest(name, names)}")
+    raise LabError(
+        f"no run {str(name)!r}: neither a folder with run.json nor one of {', '.join(names)}.{nearest(name, names)}"
+    )
 
 
 def load_runs(folder: str | Path) -> list[Run]:

@@ -46,7 +46,7 @@ class Worker:
         self.stop_asked = False
         self.done_steps = 0
         self.results: dict[str, dict[str, Any]] = {}
-        self._control: dist.ProcessGroup | None = None
+        self._control: Any = None
         self._last_progress = 0.0
 
     def run(self) -> str:
@@ -125,22 +125,35 @@ class Worker:
         self.where = f"arm {arm.name}, profiled capture"
         folder = self.folder / "traces" / arm.name
         block, path = captured_block(
-            engine, num_steps=self.spec.profile_steps, folder=folder, rank=self.rank, on_step=self._on_step(arm, self.spec.repeats)
+            engine,
+            num_steps=self.spec.profile_steps,
+            folder=folder,
+            rank=self.rank,
+            on_step=self._on_step(arm, self.spec.repeats),
         )
         self._keep(arm, block, 0)
         self.results[arm.name]["traces"].append(str(path.relative_to(self.folder)))
 
     def _keep(self, arm: Arm, block: Block, repeat: int) -> None:
-        new = {"rows": [], "accepted": block.accepted * 0, "proposed": block.proposed * 0, "digests": [], "traces": [], "tokens": 0}
+        new = {
+            "rows": [],
+            "accepted": block.accepted * 0,
+            "proposed": block.proposed * 0,
+            "digests": [],
+            "traces": [],
+            "tokens": 0,
+        }
         kept = self.results.setdefault(arm.name, new)
-        kept["rows"] += [{"process": self.spec.process, "repeat": repeat, "rank": self.rank, **row} for row in block.rows]
+        kept["rows"] += [
+            {"process": self.spec.process, "repeat": repeat, "rank": self.rank, **row} for row in block.rows
+        ]
         if not block.rows or not block.rows[0]["profiled"]:
             kept["accepted"] += block.accepted
             kept["proposed"] += block.proposed
             kept["digests"] += [] if block.stopped else [block.digest]
             kept["tokens"] = block.num_tokens
 
-    def _on_step(self, arm: Arm, repeat: int):  # noqa: ANN202
+    def _on_step(self, arm: Arm, repeat: int):
         def on_step(step: int) -> None:
             self.done_steps += 1
             if step % STOP_EVERY == 0 and self._agreed_stop():
@@ -167,7 +180,8 @@ class Worker:
 
     def _write(self, status: str) -> None:
         arms = {
-            name: {**r, "accepted": r["accepted"].tolist(), "proposed": r["proposed"].tolist()} for name, r in self.results.items()
+            name: {**r, "accepted": r["accepted"].tolist(), "proposed": r["proposed"].tolist()}
+            for name, r in self.results.items()
         }
         env = hardware.environment(self.device) | {"device": self.device.type, "world_size": self.world}
         write_json(self.folder / f"result.rank{self.rank}.json", {"status": status, "environment": env, "arms": arms})

@@ -20,7 +20,9 @@ class Accepted:
     """[B, W] int64: kept drafts, then the bonus; what lies behind it is not committed."""
 
 
-def proposal_lengths(confidence: Tensor | None, threshold: float, batch_size: int, block_size: int, device: torch.device) -> Tensor:
+def proposal_lengths(
+    confidence: Tensor | None, threshold: float, batch_size: int, block_size: int, device: torch.device
+) -> Tensor:
     """[B] int64: drafts to verify, cut before the first confidence strictly below ``threshold``; 0 keeps whole blocks.
 
     ``confidence`` [B, γ] is the raw conditional survival of each draft (DeepSpec's threshold rule).
@@ -30,7 +32,9 @@ def proposal_lengths(confidence: Tensor | None, threshold: float, batch_size: in
     return (confidence >= threshold).to(torch.int64).cumprod(dim=1).sum(dim=1)
 
 
-def greedy_accept(draft_tokens: Tensor, target_tokens: Tensor, proposal_length: Tensor, *, forced: Tensor | None = None) -> Accepted:
+def greedy_accept(
+    draft_tokens: Tensor, target_tokens: Tensor, proposal_length: Tensor, *, forced: Tensor | None = None
+) -> Accepted:
     """Longest prefix of the drafts that equals the target's argmax, at most ``proposal_length``.
 
     ``draft_tokens`` [B, γ], ``target_tokens`` [B, W] (argmax after each verified row), ``proposal_length`` [B].

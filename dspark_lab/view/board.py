@@ -38,9 +38,13 @@ class Board:
         arms = asked.pop("alloc", ["none", "blocking", "non_blocking", "on_demand"])
         arms = [arms] if isinstance(arms, str) else list(arms)
         self.toggles: dict[str, Any] = self._make(arms)
-        self._asked = {n: self.base.toggle(n) for n in FACETS} | {n: asked[n] for n in FACETS if n in asked}
-        if not live and len(table) and not any(n in asked for n in FACETS):
-            self._asked = reasons.snapped(table, {**self._asked, "tp_size": 1, "ep_size": 1}, None)
+        given = {n: asked[n] for n in FACETS if n in asked}
+        start = {n: self.base.toggle(n) for n in FACETS} | given
+        self._asked = {
+            True: start,
+            False: reasons.snapped(table, start, next(iter(given), None)) if len(table) else dict(start),
+        }
+        """What was asked of the facets: of a live run, and of the recordings."""
         self.extra = {n: v for n, v in asked.items() if n not in self.toggles}
         """Toggles of the config that have no control here, as given."""
         for name, value in asked.items():
@@ -89,12 +93,23 @@ class Board:
         t = {n: x.widget for n, x in self.toggles.items()}
         self._fixed = W.HTML(layout=W.Layout(margin="2px 0"))
         more_names = ("processes", "profile_steps", "use_graph", "overlap", "host_work_us")
-        more = W.Accordion([W.VBox([t[n] for n in more_names], layout=W.Layout(overflow="hidden"))], titles=("More",), selected_index=None)
+        more = W.Accordion(
+            [W.VBox([t[n] for n in more_names], layout=W.Layout(overflow="hidden"))],
+            titles=("More",),
+            selected_index=None,
+        )
         more.layout.margin = "4px 0 0 0"
-        rule = W.HTML('<hr style="margin:3px 0;border:0;border-top:1px solid var(--jp-border-color2,#E5E7EB)">', layout=W.Layout(margin="0", height="8px"))
+        rule = W.HTML(
+            '<hr style="margin:3px 0;border:0;border-top:1px solid var(--jp-border-color2,#E5E7EB)">',
+            layout=W.Layout(margin="0", height="8px"),
+        )
         shared = [t[n] for n in ("alloc", *FACETS)]
-        own = [t[n] for n in ("preset", "device", "verify", "confidence_threshold", "mask_padding", "num_steps", "repeats")]
-        layout = W.Layout(width="230px", min_width="230px", padding="0 6px 0 0", overflow="hidden auto", max_height="600px")
+        own = [
+            t[n] for n in ("preset", "device", "verify", "confidence_threshold", "mask_padding", "num_steps", "repeats")
+        ]
+        layout = W.Layout(
+            width="230px", min_width="230px", padding="0 6px 0 0", overflow="hidden auto", max_height="600px"
+        )
         box = W.VBox([*shared, rule, self._fixed, *own, more], layout=layout)
         box.add_class("dspark-board")
         return box
@@ -120,7 +135,16 @@ class Board:
 
     def changes(self) -> dict[str, Any]:
         """Toggles that differ from the preset, by name, without `alloc`."""
-        names = [*FACETS, "device", "verify", "confidence_threshold", "mask_padding", "use_graph", "overlap", "host_work_us"]
+        names = [
+            *FACETS,
+            "device",
+            "verify",
+            "confidence_threshold",
+            "mask_padding",
+            "use_graph",
+            "overlap",
+            "host_work_us",
+        ]
         now = {n: self.toggles[n].value for n in names} | self.extra
         return {n: v for n, v in now.items() if v != self.base.toggle(n)}
 
@@ -133,16 +157,20 @@ class Board:
     def settle(self, *, live: bool, turned: str | None = None) -> None:
         """Offers each toggle the values that are possible now; ``turned`` is the toggle a person just changed."""
         if turned in FACETS:
-            self._asked[str(turned)] = self.toggles[str(turned)].value
+            self._asked[live][str(turned)] = self.toggles[str(turned)].value
         if live:
             self._settle_live(turned)
         else:
             self._settle_recorded(turned)
 
     def _settle_recorded(self, turned: str | None) -> None:
-        at = reasons.snapped(self.table, self._asked, turned)
+        at = self._asked[False] = reasons.snapped(self.table, self._asked[False], turned)
         for name in FACETS:
-            self.toggles[name].offer(reasons.on_record(self.table, name, VALUES[name] if name in ("ep_size", "tp_size") else ()), at[name], word=WORDS[name])
+            self.toggles[name].offer(
+                reasons.on_record(self.table, name, VALUES[name] if name in ("ep_size", "tp_size") else ()),
+                at[name],
+                word=WORDS[name],
+            )
         self.toggles["alloc"].offer(reasons.arms_on_record(self.table, at))
         for name, t in self.toggles.items():
             if name not in FACETS and name != "alloc":
@@ -157,12 +185,14 @@ class Board:
         for name in FACETS:
             choices = [self._live_choice(neutral, name, v) for v in VALUES[name]]
             legal = [c.value for c in choices if not c.reason]
-            value = self._asked[name] if self._asked[name] in legal else legal[0]
+            value = self._asked[True][name] if self._asked[True][name] in legal else legal[0]
             self.toggles[name].offer(choices, value, word="TP" if name == "tp_size" else "")
             neutral = neutral.replace(**{name: value})
         self.toggles["preset"].offer([Choice(value=p) for p in PRESETS], self.base.preset)
         self.toggles["device"].offer([_device(d) for d in ("auto", "cpu", "cuda")], self.toggles["device"].value)
-        self.toggles["verify"].offer(reasons.here(neutral, "verify", ("static", "threshold")), self.toggles["verify"].value)
+        self.toggles["verify"].offer(
+            reasons.here(neutral, "verify", ("static", "threshold")), self.toggles["verify"].value
+        )
         for name in RUN_OPTIONS:
             self.toggles[name].offer([Choice(value=v) for v in VALUES[name]], self.toggles[name].value)
         self._settle_switches(neutral)
@@ -175,7 +205,9 @@ class Board:
             threshold.value = 0.0
         threshold.say("threshold is read with verify = threshold only" if static else "", disabled=static)
         for name in ("use_graph", "overlap"):
-            self.toggles[name].say(reasons.not_live(neutral, **{name: True}), disabled=bool(reasons.not_live(neutral, **{name: True})))
+            self.toggles[name].say(
+                reasons.not_live(neutral, **{name: True}), disabled=bool(reasons.not_live(neutral, **{name: True}))
+            )
             if self.toggles[name].control.disabled:
                 self.toggles[name].value = False
         for name in ("mask_padding", "host_work_us"):
@@ -185,13 +217,15 @@ class Board:
         """The live config with a strategy that is legal everywhere, for asking what else is."""
         cfg = self.base.replace(alloc="on_demand", **self.extra)
         for name in ("verify", "confidence_threshold", "mask_padding", "use_graph", "host_work_us", *FACETS):
-            value = self._asked[name] if name in FACETS else self.toggles[name].value
+            value = self._asked[True][name] if name in FACETS else self.toggles[name].value
             if not reasons.why_not(cfg, **{name: value}):
                 cfg = cfg.replace(**{name: value})
         return cfg
 
     def _live_choice(self, cfg: LabConfig, name: str, value: Any) -> Choice:
-        return Choice(value=value, reason=reasons.why_not(cfg, **{name: value}) or reasons.not_live(cfg, **{name: value}))
+        return Choice(
+            value=value, reason=reasons.why_not(cfg, **{name: value}) or reasons.not_live(cfg, **{name: value})
+        )
 
 
 def _device(name: str) -> Choice:

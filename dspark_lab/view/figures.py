@@ -14,6 +14,7 @@ import pandas as pd
 import plotly.graph_objects as go
 
 from dspark_lab.runs.record import Run
+from dspark_lab.view.rows import records
 from dspark_lab.view.strip import step_strip
 from dspark_lab.view.theme import COLOURS, FAINT, INK, joined, message, signed, stroke, titled
 from dspark_lab.view.timeline import timeline
@@ -40,7 +41,9 @@ def latency(runs: Run | Sequence[Run], *, title: str = "Step latency") -> go.Fig
     figure.update_yaxes(title_text="step, ms", range=span)
     figure.update_layout(showlegend=False)
     notes = [joined(r.label for r in runs)]
-    notes += [f"points thinned to {MAX_POINTS:,} a run"] * thinned + [f"{above} steps above the picture: zoom out"] * bool(above)
+    notes += [f"points thinned to {MAX_POINTS:,} a run"] * thinned + [
+        f"{above} steps above the picture: zoom out"
+    ] * bool(above)
     return titled(figure, title, " · ".join(notes))
 
 
@@ -83,7 +86,9 @@ def _median(figure: go.Figure, at: int, run: Run) -> None:
     """The run's median as a line with its value, or a note that there is none."""
     mid = run.step_ms_p50
     if math.isnan(mid):
-        figure.add_annotation(x=at, y=0.5, yref="paper", text="no unprofiled steps", showarrow=False, font={"color": FAINT})
+        figure.add_annotation(
+            x=at, y=0.5, yref="paper", text="no unprofiled steps", showarrow=False, font={"color": FAINT}
+        )
         return
     summary = run.step_us().empty
     figure.add_scatter(
@@ -100,7 +105,7 @@ def comparison(table: pd.DataFrame, *, title: str = "Strategies compared") -> go
     if table is None or not len(table):
         return message(title, "Nothing to compare: no arm has unprofiled steps.")
     by = str(table.columns[0])
-    rows = [r for r in table.to_dict("records") if not _nan(r.get("step_ms_p50"))]
+    rows = [r for r in records(table) if not _nan(r.get("step_ms_p50"))]
     if not rows:
         return message(title, "Nothing to compare: no arm has unprofiled steps.")
     names = [_row_name(r, by) for r in rows]
@@ -120,7 +125,14 @@ def _bar(figure: go.Figure, name: str, row: dict[str, Any]) -> None:
     error = None
     if not _nan(ci):
         low, high = ci  # type: ignore[misc]
-        error = {"type": "data", "symmetric": False, "array": [high - mid], "arrayminus": [mid - low], "color": INK, "thickness": 1.5}
+        error = {
+            "type": "data",
+            "symmetric": False,
+            "array": [high - mid],
+            "arrayminus": [mid - low],
+            "color": INK,
+            "thickness": 1.5,
+        }
     host = COLOURS["host"]
     figure.add_bar(
         x=[mid], y=[name], orientation="h", error_x=error, name=name,
@@ -128,7 +140,12 @@ def _bar(figure: go.Figure, name: str, row: dict[str, Any]) -> None:
         hovertemplate=f"{name}: {mid:.3f} ms<br>{verdict_text(row)}<extra></extra>",
     )  # fmt: skip
     figure.add_annotation(
-        x=_high(row), y=name, text=f"<b>{mid:.3f} ms</b>  {verdict_text(row)}", showarrow=False, xanchor="left", xshift=8
+        x=_high(row),
+        y=name,
+        text=f"<b>{mid:.3f} ms</b>  {verdict_text(row)}",
+        showarrow=False,
+        xanchor="left",
+        xshift=8,
     )
 
 
@@ -148,7 +165,11 @@ def verdict_text(row: dict[str, Any]) -> str:
 def acceptance(runs: Run | Sequence[Run], *, title: str = "Acceptance by position") -> go.Figure:
     """Share of rounds that accept draft position k, for each run; 1 + their sum is the accept length."""
     runs = [runs] if isinstance(runs, Run) else list(runs)
-    known = [(name, r) for name, r in zip(_names(runs), runs, strict=True) if r.acceptance is not None and r.acceptance.num_rounds]
+    known = [
+        (name, r)
+        for name, r in zip(_names(runs), runs, strict=True)
+        if r.acceptance is not None and r.acceptance.num_rounds
+    ]
     if not known:
         return message(title, "No acceptance was counted in these runs.")
     figure = go.Figure()

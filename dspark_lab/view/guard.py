@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import html
+import threading
 import traceback
 from collections.abc import Callable
 from typing import Any
@@ -22,14 +23,14 @@ class Guard:
         self.strict = strict
         self.errors: list[BaseException] = []
         self.widget = W.HTML(layout=W.Layout(display="none", margin="0"))
-        self._depth = 0
+        self._inside = threading.local()
 
     def __call__(self, fn: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(fn)
         def guarded(*args: Any, **kwargs: Any) -> Any:
-            if self._depth:  # an inner call: the outermost one reports
+            if getattr(self._inside, "yes", False):  # an inner call: the outermost one reports
                 return fn(*args, **kwargs)
-            self._depth += 1
+            self._inside.yes = True
             try:
                 before = len(self.errors)
                 value = fn(*args, **kwargs)
@@ -41,7 +42,7 @@ class Guard:
                 if self.strict:
                     raise
             finally:
-                self._depth -= 1
+                self._inside.yes = False
 
         return guarded
 
@@ -49,7 +50,11 @@ class Guard:
         """Puts ``error`` on the red line and keeps it."""
         self.errors.append(error)
         mine = isinstance(error, LabError)
-        line = str(error) if mine else f"{type(error).__name__}: {error}. This is a bug of the panel; the details help to mend it."
+        line = (
+            str(error)
+            if mine
+            else f"{type(error).__name__}: {error}. This is a bug of the panel; the details help to mend it."
+        )
         folded = details if details is not None else "".join(traceback.format_exception(error))
         self.widget.value = (
             f'<div role="alert" style="color:{RED};line-height:1.35;padding:4px 8px;border-left:3px solid {RED};background:#FEF3F2">'

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import re
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import pandas as pd
 
+from dspark_lab.view.rows import records
+
 DEVICE = ("kernel", "gpu_memcpy", "gpu_memset")
 RUNTIME = ("cuda_runtime", "cuda_driver", "hip_runtime", "hip_driver", "privateuse1_runtime", "privateuse1_driver")
-COMMUNICATION = re.compile(r"nccl|rccl|nvshmem|deep_?ep|all_?reduce|all_?gather|reduce_?scatter|all_?to_?all|gloo|c10d::", re.IGNORECASE)
+COMMUNICATION = re.compile(
+    r"nccl|rccl|nvshmem|deep_?ep|all_?reduce|all_?gather|reduce_?scatter|all_?to_?all|gloo|c10d::", re.IGNORECASE
+)
 GRAPH_LAUNCH = re.compile(r"GraphLaunch", re.IGNORECASE)
 PHASES = ("draft", "verify", "accept")
 MAX_NAME = 64
@@ -22,6 +27,17 @@ def short(name: str) -> str:
     head = name.split("<", 1)[0].split("(", 1)[0]
     head = head.rsplit("::", 1)[-1] or name
     return head if len(head) <= MAX_NAME else head[: MAX_NAME - 1] + "…"
+
+
+_of_trace: WeakKeyDictionary[Any, dict[str, pd.DataFrame]] = WeakKeyDictionary()
+
+
+def device_work(trace: Any) -> pd.DataFrame:
+    """`device_boxes` of a whole trace, made once."""
+    kept = _of_trace.setdefault(trace, {})
+    if "work" not in kept:
+        kept["work"] = device_boxes(trace.events)
+    return kept["work"]
 
 
 def device_boxes(events: pd.DataFrame) -> pd.DataFrame:
@@ -66,8 +82,11 @@ def phase_spans(trace: Any) -> pd.DataFrame:
 
     From the trace's own phases; where it has none, from the order of graph launches: the first of a step drafts, the last verifies.
     """
-    named = _named_phases(trace)
-    return _with_device(named, trace) if len(named) else _by_launch_order(trace)
+    kept = _of_trace.setdefault(trace, {})
+    if "spans" not in kept:
+        named = _named_phases(trace)
+        kept["spans"] = _with_device(named, trace) if len(named) else _by_launch_order(trace)
+    return kept["spans"]
 
 
 SPAN_COLUMNS = ["step", "phase", "host_start_ns", "host_end_ns", "device_start_ns", "device_end_ns"]
@@ -112,10 +131,13 @@ def _with_device(spans: pd.DataFrame, trace: Any) -> pd.DataFrame:
     rows = rows[rows["device_start_ns"] > 0]
     at, first, last = (rows[c].to_numpy() for c in ("ts_ns", "device_start_ns", "device_end_ns"))
     spans = spans.reset_index(drop=True)
-    for i, s in enumerate(spans.to_dict("records")):
+    for i, s in enumerate(records(spans)):
         mine = (at >= s["host_start_ns"]) & (at <= s["host_end_ns"])
         if mine.any():
-            spans.loc[i, "device_start_ns"], spans.loc[i, "device_end_ns"] = int(first[mine].min()), int(last[mine].max())
+            spans.loc[i, "device_start_ns"], spans.loc[i, "device_end_ns"] = (
+                int(first[mine].min()),
+                int(last[mine].max()),
+            )
     return spans
 
 

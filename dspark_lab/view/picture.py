@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import html
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import ipywidgets as W
@@ -32,12 +36,30 @@ class Picture:
 def _widget(figure: go.Figure) -> Any:
     """A `go.FigureWidget`; plain HTML with the script inside (no download) where anywidget cannot be imported."""
     try:
-        live: Any = go.FigureWidget(figure)
+        with _without_grammars():
+            live: Any = go.FigureWidget(figure)
     except ImportError:
         return W.HTML(_plain(figure), layout=W.Layout(width="100%"))
     live._config = {**(live._config or {}), "displaylogo": False, "responsive": True}
     live.layout.autosize = True
     return live
+
+
+@contextmanager
+def _without_grammars() -> Iterator[None]:
+    """Lets plotly's first import skip rfc3987_syntax, which compiles 39 grammars in over 2 s to check IRIs in notebook files.
+
+    plotly imports nbformat, that jsonschema, and that takes the module only where it is there. Later imports find it again.
+    """
+    name = "rfc3987_syntax"
+    if name in sys.modules:
+        yield
+        return
+    sys.modules[name] = None  # pyright: ignore[reportArgumentType]
+    try:
+        yield
+    finally:
+        del sys.modules[name]
 
 
 def _update(live: Any, figure: go.Figure) -> None:
@@ -51,7 +73,5 @@ def _update(live: Any, figure: go.Figure) -> None:
 
 def _plain(figure: go.Figure) -> str:
     """The figure as an inner page: scripts of a widget's HTML do not run, those of an inner page do."""
-    import html
-
     page = html.escape(figure.to_html(include_plotlyjs=True, config={"displaylogo": False}), quote=True)
     return f'<iframe srcdoc="{page}" style="width:100%;height:{int(figure.layout.height or 360) + 20}px;border:0"></iframe>'

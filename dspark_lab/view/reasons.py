@@ -61,7 +61,12 @@ def on_record(table: pd.DataFrame, name: str, values: Iterable[Any]) -> list[Cho
     word = WORDS[name]
     there = f"{word} {_listed(have)}"
     return [
-        Choice(value=v, reason="" if v in have else f"no recording at {word} {v}: there {'is' if len(have) == 1 else 'are'} {there}")
+        Choice(
+            value=v,
+            reason=""
+            if v in have
+            else f"no recording at {word} {v}: there {'is' if len(have) == 1 else 'are'} {there}",
+        )
         for v in sorted({*values, *have})
     ]
 
@@ -70,7 +75,9 @@ def arms_on_record(table: pd.DataFrame, at: dict[str, Any]) -> list[Choice]:
     """Which strategies have a recording at the facets ``at``."""
     have = list(matching(table, at)["alloc"])
     where = ", ".join(f"{WORDS[k]} {v}" for k, v in at.items() if k in ("tp_size", "ep_size"))
-    return [Choice(value=a, reason="" if a in have else f"no recording at {where}") for a in dict.fromkeys([*ALLOCS, *have])]
+    return [
+        Choice(value=a, reason="" if a in have else f"no recording at {where}") for a in dict.fromkeys([*ALLOCS, *have])
+    ]
 
 
 def matching(table: pd.DataFrame, at: dict[str, Any]) -> pd.DataFrame:
@@ -101,7 +108,9 @@ def said(choices: Iterable[Choice], *, named: bool = False) -> str:
             groups.setdefault(c.reason, []).append(str(c.value))
     if not named:
         return "; ".join(groups)
-    return "; ".join(reason if len(v) == 1 and v[0] in reason else f"{', '.join(v)}: {reason}" for reason, v in groups.items())
+    return "; ".join(
+        reason if len(v) == 1 and v[0] in reason else f"{', '.join(v)}: {reason}" for reason, v in groups.items()
+    )
 
 
 def merged(choices: list[Choice], word: str) -> str:
@@ -127,5 +136,9 @@ def not_live(cfg: LabConfig, **change: Any) -> str:
         check_runnable(cfg.replace(**change))
     except LabError as e:
         (name, value), *_ = change.items()
-        return f"{WORDS.get(name, name)}{'' if value is True else f' {value}'}: recordings only" if "live" in str(e) else brief(str(e), change)
+        return (
+            f"{WORDS.get(name, name)}{'' if value is True else f' {value}'}: recordings only"
+            if "live" in str(e)
+            else brief(str(e), change)
+        )
     return ""

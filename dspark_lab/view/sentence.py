@@ -10,6 +10,8 @@ from typing import Any
 import pandas as pd
 
 from dspark_lab.view.figures import verdict_text
+from dspark_lab.view.rows import records
+from dspark_lab.view.theme import signed
 
 NO_GPU = "Without a GPU there is neither copy nor stream: the strategies tie here by construction."
 
@@ -38,7 +40,7 @@ class Finding:
 
 def finding(table: pd.DataFrame, *, leads_ms: dict[str, float] | None = None, on_gpu: bool = True) -> Finding:
     """The sentence for a table of `lab.compare`. ``leads_ms``: launch lead of each arm, where a capture shows it."""
-    rows = table.to_dict("records") if table is not None else []
+    rows = records(table) if table is not None else []
     timed = [r for r in rows if _number(r.get("step_ms_p50"))]
     if not timed:
         return Finding(headline="No unprofiled steps in these runs, so no step time can be compared.")
@@ -53,7 +55,11 @@ def finding(table: pd.DataFrame, *, leads_ms: dict[str, float] | None = None, on
     others += _numbers(by, top or base, base, leads_ms or {})
     if not on_gpu:
         others.insert(0, NO_GPU)
-    return Finding(headline=headline, others=" · ".join(others), label="; ".join(dict.fromkeys(str(r.get("label", "")) for r in timed)))
+    return Finding(
+        headline=headline,
+        others=" · ".join(others),
+        label="; ".join(dict.fromkeys(str(r.get("label", "")) for r in timed)),
+    )
 
 
 def _headline(by: str, base: dict[str, Any], rivals: list[dict[str, Any]], moved: list[dict[str, Any]]) -> str:
@@ -61,14 +67,21 @@ def _headline(by: str, base: dict[str, Any], rivals: list[dict[str, Any]], moved
     if not rivals:
         return f"{base[by]}: step {base['step_ms_p50']:.3f} ms{_between(base)}. Choose a second strategy to compare it with."
     if not moved:
-        word = "strategies tie" if all(r.get("verdict") == "tie" for r in rivals) else "no strategy is told apart from the baseline"
+        word = (
+            "strategies tie"
+            if all(r.get("verdict") == "tie" for r in rivals)
+            else "no strategy is told apart from the baseline"
+        )
         return f"{word[0].upper()}{word[1:]}: step {base['step_ms_p50']:.3f} ms{_between(base)} with {base[by]}."
     top = max(moved, key=lambda r: abs(r["delta_pct"]))
-    return f"{top[by]}: step {top['step_ms_p50']:.3f} ms, {_change(top)} than {of_base}."
+    return f"{top[by]}: step {top['step_ms_p50']:.3f} ms, {_change(top, of_base)}."
 
 
-def _change(row: dict[str, Any]) -> str:
-    return verdict_text(row) if _pair(row.get("delta_pct_ci95")) else f"{verdict_text(row)} (no interval kept)"
+def _change(row: dict[str, Any], base: str) -> str:
+    """``▲ +2.2 % [+1.8, +2.6] slower than none (3.285 ms)``; where medians were quoted without an interval, that."""
+    return f"{verdict_text(row)} than {base}" + (
+        "" if _pair(row.get("delta_pct_ci95")) else "; medians as quoted, without an interval"
+    )
 
 
 def _between(row: dict[str, Any]) -> str:
@@ -87,7 +100,7 @@ def _same(by: str, rows: list[dict[str, Any]]) -> list[str]:
 def _numbers(by: str, top: dict[str, Any], base: dict[str, Any], leads: dict[str, float]) -> list[str]:
     said = []
     if top is not base and top[by] in leads and base[by] in leads:
-        said.append(f"launch lead {leads[top[by]]:+.1f} ms against {leads[base[by]]:+.1f} ms")
+        said.append(f"launch lead {signed(leads[top[by]])} ms against {signed(leads[base[by]])} ms")
     if _number(top.get("accept_length")):
         said.append(f"accept length {top['accept_length']:.2f}")
     if _number(top.get("tokens_per_s")):

@@ -21,7 +21,14 @@ def recorded_code(names: Sequence[str], *, baseline: str, tab: str, picture: str
 
 
 def live_code(
-    cfg: LabConfig, *, changes: dict[str, Any], arms: Sequence[str], options: dict[str, int], baseline: str, tab: str, picture: str = ""
+    cfg: LabConfig,
+    *,
+    changes: dict[str, Any],
+    arms: Sequence[str],
+    options: dict[str, int],
+    baseline: str,
+    tab: str,
+    picture: str = "",
 ) -> str:
     """Five lines that measure and draw on this machine."""
     first = arms[0] if arms else "none"

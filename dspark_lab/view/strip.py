@@ -12,6 +12,7 @@ import plotly.graph_objects as go
 
 from dspark_lab.runs.record import Run
 from dspark_lab.view import lanes
+from dspark_lab.view.rows import records
 from dspark_lab.view.source import one_rank, open_cached, trace_label
 from dspark_lab.view.theme import COLOURS, FAINT, INK, fill, joined, message, signed, titled
 
@@ -72,7 +73,9 @@ def step_strip(traces: Mapping[str, Any] | Sequence[Run], *, step: int | None = 
         else:
             arms.append(arm)
     if not arms:
-        return message(title, f"No step {'' if step is None else step} on a device in: {', '.join(without)}.".replace("  ", " "))
+        return message(
+            title, f"No step {'' if step is None else step} on a device in: {', '.join(without)}.".replace("  ", " ")
+        )
     return _drawn(arms, labels, without, title)
 
 
@@ -90,7 +93,9 @@ def _named(traces: Mapping[str, Any] | Sequence[Run]) -> tuple[dict[str, Any], l
 def _label(run: Run) -> str:
     """The label line of a run's capture: always profiled."""
     ranks = f", rank 0 of {len(run.trace_paths)}" if len(run.trace_paths) > 1 else ""
-    return f"{run.shown_source} {str(run.environment.get('recorded_at', ''))[:10]} on {run.device_name}, profiled{ranks}"
+    return (
+        f"{run.shown_source} {str(run.environment.get('recorded_at', ''))[:10]} on {run.device_name}, profiled{ranks}"
+    )
 
 
 def _common(traces: list[Any]) -> int | None:
@@ -103,7 +108,7 @@ def _common(traces: list[Any]) -> int | None:
         off = (rows["period_us"] / rows["period_us"].median() - 1).abs().set_axis(rows["step"])
         off = off[~off.index.duplicated()]
         far = off if far is None else pd.concat([far, off], axis=1, join="inner").max(axis=1)
-    return None if far is None or not len(far) else int(far.idxmin())
+    return None if far is None or not len(far) else int(far.index[int(far.to_numpy().argmin())])
 
 
 def _arm(name: str, trace: Any, step: int | None) -> _Arm | None:
@@ -115,7 +120,9 @@ def _arm(name: str, trace: Any, step: int | None) -> _Arm | None:
         return None
     row = rows.iloc[0].to_dict()
     end_ns = int(row[start] + row["period_us"] * 1e3)
-    return _Arm(name=name, trace=trace, step=row, spans=lanes.phase_spans(trace), zero_ns=int(row[start]), end_ns=end_ns)
+    return _Arm(
+        name=name, trace=trace, step=row, spans=lanes.phase_spans(trace), zero_ns=int(row[start]), end_ns=end_ns
+    )
 
 
 def _drawn(arms: list[_Arm], labels: list[str], without: list[str], title: str) -> go.Figure:
@@ -131,7 +138,9 @@ def _drawn(arms: list[_Arm], labels: list[str], without: list[str], title: str) 
     figure.update_xaxes(title_text="ms since the step began on the device (t = 0)", range=[lo, hi], zeroline=False)
     bottom = (len(arms) - 1) * PITCH + DEVICE_AT + 0.85
     figure.update_yaxes(range=[bottom, -0.95], visible=False, fixedrange=True)
-    figure.update_layout(barmode="overlay", bargap=0, margin={"l": 186, "t": 78}, legend={"y": 1.0, "font": {"size": 11}})
+    figure.update_layout(
+        barmode="overlay", bargap=0, margin={"l": 186, "t": 78}, legend={"y": 1.0, "font": {"size": 11}}
+    )
     note = f" · no step of: {', '.join(without)}" if without else ""
     if all(a.trace.is_cpu_only for a in arms):
         note += " · no GPU: host phases only, aligned on the start of the step"
@@ -155,18 +164,27 @@ def _range(arms: list[_Arm]) -> tuple[float, float]:
 def _device_lane(boxes: _Boxes, arm: _Arm, at: float, lo: float, hi: float) -> None:
     """Phases as one box each, what belongs to none as small boxes, idle time hatched."""
     shown = arm.spans[arm.spans["device_start_ns"] > 0]
-    for s in shown.to_dict("records"):
+    for s in records(shown):
         start, end = arm.ms(s["device_start_ns"]), arm.ms(s["device_end_ns"])
         if end > lo and start < hi:
             mine = s["step"] == arm.step["step"]
-            boxes.add(s["phase"], at, start, end - start, f"{arm.name}, step {s['step']}: {s['phase']} on the device", faint=not mine)
-    work = lanes.device_boxes(arm.trace.events)
+            boxes.add(
+                s["phase"],
+                at,
+                start,
+                end - start,
+                f"{arm.name}, step {s['step']}: {s['phase']} on the device",
+                faint=not mine,
+            )
+    work = lanes.device_work(arm.trace)
     from_ns, to_ns = arm.zero_ns + lo * 1e6, arm.zero_ns + hi * 1e6
     work = work[(work["start_ns"] + work["dur_ns"] > from_ns) & (work["start_ns"] < to_ns)]
-    for b in _outside(work, shown).to_dict("records"):
+    for b in records(_outside(work, shown)):
         boxes.add(b["colour"], at, arm.ms(b["start_ns"]), b["dur_ns"] / 1e6, f"{arm.name}: {b['name']}")
     for start, end in lanes.gaps(work, int(from_ns), int(to_ns), over_ns=MIN_GAP_US * 1e3):
-        boxes.add("idle", at, arm.ms(start), (end - start) / 1e6, f"{arm.name}: the device is idle", faint=not arm.has(start))
+        boxes.add(
+            "idle", at, arm.ms(start), (end - start) / 1e6, f"{arm.name}: the device is idle", faint=not arm.has(start)
+        )
 
 
 def _outside(work: pd.DataFrame, spans: pd.DataFrame) -> pd.DataFrame:
@@ -181,34 +199,46 @@ def _outside(work: pd.DataFrame, spans: pd.DataFrame) -> pd.DataFrame:
 def _host_lane(boxes: _Boxes, arm: _Arm, at: float, lo: float, hi: float) -> None:
     """Step frames, launches in the colour of what they launch, waits hatched."""
     trace, focus = arm.trace, arm.step["step"]
-    for s in trace.steps().to_dict("records"):
+    for s in records(trace.steps()):
         start, end = arm.ms(s["host_start_ns"]), arm.ms(s["host_end_ns"])
         if end > lo and start < hi:
             text = f"{arm.name}, step {s['step']}: host code"
             boxes.add("host", at, start, end - start, text, faint=s["step"] != focus)
-    for s in arm.spans.to_dict("records"):
+    for s in records(arm.spans):
         start, end = arm.ms(s["host_start_ns"]), arm.ms(s["host_end_ns"])
         if end > lo and start < hi:
-            text = f"{arm.name}, step {s['step']}: host {'launches' if s['device_start_ns'] > 0 else 'runs'} {s['phase']}"
+            text = (
+                f"{arm.name}, step {s['step']}: host {'launches' if s['device_start_ns'] > 0 else 'runs'} {s['phase']}"
+            )
             boxes.add(s["phase"], at, start, end - start, text, faint=s["step"] != focus)
-    for w in trace.waits().to_dict("records"):
+    for w in records(trace.waits()):
         start, dur = arm.ms(w["ts_ns"]), w["dur_us"] / 1e3
         if start + dur > lo and start < hi and dur > 0.001:
             text = f"{arm.name}, step {w['step']}: the host waits in {w['name']} ({w['kind']})<br>{site(w)}"
-            boxes.add("event wait" if w["kind"] == "event_wait" else "wait", at, start, dur, text, faint=w["step"] != focus)
+            boxes.add(
+                "event wait" if w["kind"] == "event_wait" else "wait", at, start, dur, text, faint=w["step"] != focus
+            )
 
 
 def site(wait: dict[str, Any]) -> str:
     """Where a wait stands in the program; without stacks its ordinal among the step's calls."""
     where = str(wait.get("site") or "")
-    return where if where and not where.startswith(f"{wait['name']} #") else f"{where or wait['name']} of the step (no stacks recorded)"
+    return (
+        where
+        if where and not where.startswith(f"{wait['name']} #")
+        else f"{where or wait['name']} of the step (no stacks recorded)"
+    )
 
 
 def _marks(figure: go.Figure, arm: _Arm, top: float, lo: float, hi: float) -> None:
     """The end of the period, the flag of the longest wait, the line from launch to start."""
     end = arm.ms(arm.end_ns)
-    figure.add_shape(type="line", x0=end, x1=end, y0=top - 0.35, y1=top + DEVICE_AT + 0.4, line={"color": INK, "width": 2})
-    figure.add_annotation(x=end, y=top + DEVICE_AT + 0.56, text=f"<b>{end:.2f} ms</b>", showarrow=False, font={"size": 11})
+    figure.add_shape(
+        type="line", x0=end, x1=end, y0=top - 0.35, y1=top + DEVICE_AT + 0.4, line={"color": INK, "width": 2}
+    )
+    figure.add_annotation(
+        x=end, y=top + DEVICE_AT + 0.56, text=f"<b>{end:.2f} ms</b>", showarrow=False, font={"size": 11}
+    )
     _gap_label(figure, arm, top)
     waits = arm.trace.waits()
     mine = waits[(waits["step"] == arm.step["step"]) & waits["kind"].isin(["sync", "blocking_copy"])]
@@ -220,7 +250,7 @@ def _marks(figure: go.Figure, arm: _Arm, top: float, lo: float, hi: float) -> No
             ax=0, ay=-13, arrowcolor=COLOURS["wait"], font={"color": "#B34700", "size": 11.5}, bgcolor="rgba(255,255,255,0.85)",
         )  # fmt: skip
     first = arm.spans[(arm.spans["step"] == arm.step["step"]) & (arm.spans["device_start_ns"] > 0)].head(1)
-    for s in first.to_dict("records"):
+    for s in records(first):
         figure.add_shape(
             type="line", x0=arm.ms(s["host_end_ns"]), y0=top + LANE / 2, x1=arm.ms(s["device_start_ns"]), y1=top + DEVICE_AT - LANE / 2,
             line={"color": INK, "width": 1.5},
@@ -229,7 +259,7 @@ def _marks(figure: go.Figure, arm: _Arm, top: float, lo: float, hi: float) -> No
 
 def _gap_label(figure: go.Figure, arm: _Arm, top: float) -> None:
     """The idle time of the device within the shown step, in words under its largest gap."""
-    idle = lanes.gaps(lanes.device_boxes(arm.trace.events), arm.zero_ns, arm.end_ns, over_ns=MIN_GAP_US * 1e3)
+    idle = lanes.gaps(lanes.device_work(arm.trace), arm.zero_ns, arm.end_ns, over_ns=MIN_GAP_US * 1e3)
     if not idle:
         return
     start, end = max(idle, key=lambda g: g[1] - g[0])
@@ -242,7 +272,12 @@ def _bars(figure: go.Figure, boxes: _Boxes) -> None:
     """One trace a colour, and one for what belongs to other steps; waits and gaps last, so that they lie on top."""
     order = ["host", "idle", "draft", "verify", "accept", "compute", "communication", "copy", "event wait", "wait"]
     seen: set[str] = set()
-    names = {"idle": "device idle", "wait": "host blocked", "event wait": "host waits for an old event", "host": "host code"}
+    names = {
+        "idle": "device idle",
+        "wait": "host blocked",
+        "event wait": "host waits for an old event",
+        "host": "host code",
+    }
     for colour in order:
         for faint in (True, False):
             rows = boxes.rows.get((colour, faint))

@@ -86,7 +86,9 @@ def titled(figure: go.Figure, title: str, label: str, *, height: int = 360) -> g
 def message(title: str, text: str, *, height: int = 240) -> go.Figure:
     """A figure that says in words why there is nothing to draw."""
     figure = titled(go.Figure(), title, "", height=height)
-    figure.add_annotation(text=text, showarrow=False, x=0.5, y=0.5, xref="paper", yref="paper", font={"size": 14, "color": FAINT})
+    figure.add_annotation(
+        text=text, showarrow=False, x=0.5, y=0.5, xref="paper", yref="paper", font={"size": 14, "color": FAINT}
+    )
     figure.update_xaxes(visible=False)
     figure.update_yaxes(visible=False)
     return figure

@@ -10,6 +10,7 @@ import pandas as pd
 import plotly.graph_objects as go
 
 from dspark_lab.view import lanes
+from dspark_lab.view.rows import records
 from dspark_lab.view.source import one_rank, trace_label
 from dspark_lab.view.strip import site
 from dspark_lab.view.theme import COLOURS, fill, message, titled
@@ -30,7 +31,9 @@ def timeline(trace: Any, *, steps: slice | None = slice(2, 5), title: str = "Tim
     window = _window(trace, steps)
     label = label or trace_label(trace)
     if window is None:
-        return message(title, "The trace holds no events to draw." if not len(trace.events) else f"No step in {_said(steps)}.")
+        return message(
+            title, "The trace holds no events to draw." if not len(trace.events) else f"No step in {_said(steps)}."
+        )
     boxes = _boxes(trace, *window)
     if not len(boxes):
         return message(title, f"No event in {_said(steps)}.")
@@ -39,7 +42,9 @@ def timeline(trace: Any, *, steps: slice | None = slice(2, 5), title: str = "Tim
     if trace.is_cpu_only:
         notes.append(CPU_NOTE)
     if gap_ns:
-        notes.append(f"{len(boxes):,} events as {len(shown):,} boxes: those less than {gap_ns / 1e3:.1f} µs apart are merged; fewer steps show more")
+        notes.append(
+            f"{len(boxes):,} events as {len(shown):,} boxes: those less than {gap_ns / 1e3:.1f} µs apart are merged; fewer steps show more"
+        )
     figure = _drawn(shown, window[0])
     span = (window[1] - window[0]) / 1e6
     figure.update_xaxes(range=[-0.01 * span, 1.01 * span])
@@ -89,11 +94,22 @@ def _boxes(trace: Any, lo: int, hi: int) -> pd.DataFrame:
 
 def _phases(trace: Any, lo: int, hi: int) -> pd.DataFrame:
     found = []
-    for s in lanes.phase_spans(trace).to_dict("records"):
+    for s in records(lanes.phase_spans(trace)):
         name = f"step {s['step']}: {s['phase']}"
-        for lane, a, b in (("host phases", "host_start_ns", "host_end_ns"), ("device phases", "device_start_ns", "device_end_ns")):
+        for lane, a, b in (
+            ("host phases", "host_start_ns", "host_end_ns"),
+            ("device phases", "device_start_ns", "device_end_ns"),
+        ):
             if s[a] > 0 and s[a] < hi and s[b] > lo:
-                found.append((lane, s[a], s[b] - s[a], s["phase"], f"{name} {'launched' if a[0] == 'h' and s['device_start_ns'] > 0 else ''}"))
+                found.append(
+                    (
+                        lane,
+                        s[a],
+                        s[b] - s[a],
+                        s["phase"],
+                        f"{name} {'launched' if a[0] == 'h' and s['device_start_ns'] > 0 else ''}",
+                    )
+                )
     return pd.DataFrame(found, columns=COLUMNS)
 
 
@@ -108,15 +124,27 @@ def _threads(trace: Any, events: pd.DataFrame, lo: int, hi: int) -> pd.DataFrame
         owner = events[events["category"].isin(lanes.RUNTIME)].drop_duplicates("ts_ns").set_index("ts_ns")["tid"]
         main = calls["tid"].mode().iloc[0] if len(calls) else 0
         tids = waits["ts_ns"].map(owner).fillna(main).astype("int64")
-        names = [_wait_name(w) for w in waits.to_dict("records")]
+        names = [_wait_name(w) for w in records(waits)]
         parts.append(_lane(tids, waits["ts_ns"], (waits["dur_us"] * 1e3).astype("int64"), "wait", names))
     if trace.is_cpu_only:
         ops = events[events["category"] == "cpu_op"]
         ops = ops[_outermost(ops)]
         names = ops["name"].astype(str)
         talk = names.str.contains(lanes.COMMUNICATION).to_numpy(dtype=bool)
-        parts.append(_lane(ops["tid"], ops["ts_ns"], ops["dur_ns"], np.where(talk, "communication", "compute"), names.map(lanes.short)))
-    return pd.concat([p for p in parts if len(p)], ignore_index=True) if any(len(p) for p in parts) else pd.DataFrame(columns=COLUMNS)
+        parts.append(
+            _lane(
+                ops["tid"],
+                ops["ts_ns"],
+                ops["dur_ns"],
+                np.where(talk, "communication", "compute"),
+                names.map(lanes.short),
+            )
+        )
+    return (
+        pd.concat([p for p in parts if len(p)], ignore_index=True)
+        if any(len(p) for p in parts)
+        else pd.DataFrame(columns=COLUMNS)
+    )
 
 
 def _lane(tid: Any, start: Any, dur: Any, colour: Any, name: Any) -> pd.DataFrame:
@@ -138,7 +166,10 @@ def _outermost(ops: pd.DataFrame) -> np.ndarray:
 def _streams(events: pd.DataFrame) -> pd.DataFrame:
     boxes = lanes.device_boxes(events)
     several = boxes["device"].nunique() > 1
-    lane = [f"device {d} stream {s}" if several else f"stream {s}" for d, s in zip(boxes["device"], boxes["stream"], strict=True)]
+    lane = [
+        f"device {d} stream {s}" if several else f"stream {s}"
+        for d, s in zip(boxes["device"], boxes["stream"], strict=True)
+    ]
     return boxes.assign(lane=lane)[COLUMNS]
 
 
@@ -155,11 +186,13 @@ def _drawn(boxes: pd.DataFrame, zero_ns: int) -> go.Figure:
             base=(rows["start_ns"].to_numpy() - zero_ns) / 1e6,
             y=rows["lane"].map(at).to_numpy(),
             orientation="h", width=0.7, name={"wait": "host waits", "host": "host calls"}.get(colour, colour),
-            marker=fill(colour) if len(few) and len(rows) < 200 or colour == "wait" else {"color": COLOURS[colour], "line": {"width": 0}},
+            marker=fill(colour) if (len(few) and len(rows) < 200) or colour == "wait" else {"color": COLOURS[colour], "line": {"width": 0}},
             hovertext=rows["name"].to_list(), customdata=np.round(rows["dur_ns"].to_numpy() / 1e3, 2),
             hovertemplate="%{hovertext}<br>%{customdata} µs, from %{base:.4f} ms<extra></extra>",
         )  # fmt: skip
-    figure.update_yaxes(tickvals=list(range(len(order))), ticktext=order, range=[len(order) - 0.4, -0.6], fixedrange=True)
+    figure.update_yaxes(
+        tickvals=list(range(len(order))), ticktext=order, range=[len(order) - 0.4, -0.6], fixedrange=True
+    )
     figure.update_xaxes(title_text="ms since the first step shown began on the host", zeroline=False)
     figure.update_layout(barmode="overlay", margin={"t": 78})
     return figure
@@ -175,7 +208,7 @@ def _step_lines(figure: go.Figure, trace: Any, lo: int, hi: int) -> None:
     column = "host_start_ns" if trace.is_cpu_only else "device_start_ns"
     rows = trace.steps()
     rows = rows[rows[column].notna() & (rows[column] >= lo) & (rows[column] <= hi)] if len(rows) else rows
-    for s in rows.head(40).to_dict("records"):
+    for s in records(rows.head(40)):
         x = (s[column] - lo) / 1e6
         figure.add_vline(x=x, line={"color": "#9CA3AF", "width": 1, "dash": "dot"})
         figure.add_annotation(x=x, y=0, yref="paper", yanchor="bottom", xanchor="left", text=f"step {s['step']}", showarrow=False,

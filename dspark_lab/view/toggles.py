@@ -22,11 +22,15 @@ class Toggle:
         self.reason = ""
         control.layout.width = control.layout.width or CONTROL
         control.tooltip = tip or None
-        head = W.HTML(f'<span style="font-size:12px">{html.escape(label)}</span>', layout=W.Layout(width=LABEL, margin="0"))
+        head = W.HTML(
+            f'<span style="font-size:12px">{html.escape(label)}</span>', layout=W.Layout(width=LABEL, margin="0")
+        )
         head.tooltip = tip or None
         control.layout.margin = "0"
         self._line = W.HTML(layout=W.Layout(display="none", margin="0", width="100%"))
-        row = W.HBox([head, control], layout=W.Layout(align_items="center", margin="0", height="27px", overflow="hidden"))
+        row = W.HBox(
+            [head, control], layout=W.Layout(align_items="center", margin="0", height="27px", overflow="hidden")
+        )
         self.widget = W.VBox([row, self._line], layout=W.Layout(margin="0", overflow="hidden"))
 
     @property
@@ -66,7 +70,11 @@ class Pick(Toggle):
             self.control.options = options
         if value in legal and self.control.value != value:
             self.control.value = value
-        self.say(why or (merged(list(choices), word) if word else said(choices)), disabled=bool(why) or len(legal) < 2, aloud=not why)
+        self.say(
+            why or (merged(list(choices), word) if word else said(choices)),
+            disabled=bool(why) or len(legal) < 2,
+            aloud=not why,
+        )
 
 
 class Arms:
@@ -132,7 +140,7 @@ class Arms:
             box.disabled = bool(c.reason)
             box.tooltip = c.reason or self.tips.get(c.value)
         checked = {n: n in self._wished and n in legal for n in self.boxes}
-        if not any(checked.values()) and legal:
+        if self._wished and not any(checked.values()):
             checked |= dict.fromkeys(legal, True)
         self._set(checked)
         self._line.value = f'<div style="{SOFT}">{html.escape(self.reason)}</div>' if self.reasons else ""

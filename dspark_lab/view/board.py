@@ -50,6 +50,8 @@ class Board:
         for name, value in asked.items():
             if name in self.toggles and name not in FACETS:
                 self.toggles[name].value = value
+        self._mine = {n: self.toggles[n].value for n in self.toggles if n not in (*FACETS, "alloc")}
+        """Settings of a live run, kept while those of a recording are shown."""
         self.widget = self._laid_out()
         self.settle(live=live)
 
@@ -65,7 +67,7 @@ class Board:
 
     def _make(self, arms: list[str]) -> dict[str, Any]:
         e = self.base.engine
-        slim = W.Layout(width="118px")
+        slim = W.Layout(width="116px")
         toggles: list[Any] = [
             Arms(ALLOCS, arms, tips={n: f"{a.transfer}, {a.guard}: {a.origin}" for n, a in ALLOCS.items()}),
             Pick("ep_size", "EP size", VALUES["ep_size"], 1, tip="ranks that share the experts of each MoE layer"),
@@ -131,7 +133,7 @@ class Board:
     @property
     def options(self) -> dict[str, int]:
         """What a sweep is asked for, beside its config."""
-        return {n: self.toggles[n].value for n in RUN_OPTIONS}
+        return {n: self._mine[n] for n in RUN_OPTIONS}
 
     def changes(self) -> dict[str, Any]:
         """Toggles that differ from the preset, by name, without `alloc`."""
@@ -145,7 +147,7 @@ class Board:
             "overlap",
             "host_work_us",
         ]
-        now = {n: self.toggles[n].value for n in names} | self.extra
+        now = {n: self._asked[True][n] if n in FACETS else self._mine[n] for n in names} | self.extra
         return {n: v for n, v in now.items() if v != self.base.toggle(n)}
 
     def config(self) -> LabConfig:
@@ -158,6 +160,8 @@ class Board:
         """Offers each toggle the values that are possible now; ``turned`` is the toggle a person just changed."""
         if turned in FACETS:
             self._asked[live][str(turned)] = self.toggles[str(turned)].value
+        elif live and turned in self._mine:
+            self._mine[str(turned)] = self.toggles[str(turned)].value
         if live:
             self._settle_live(turned)
         else:
@@ -172,15 +176,21 @@ class Board:
                 word=WORDS[name],
             )
         self.toggles["alloc"].offer(reasons.arms_on_record(self.table, at))
-        for name, t in self.toggles.items():
-            if name not in FACETS and name != "alloc":
-                t.say(FIXED, disabled=True, aloud=False)
+        for name in self._mine:
+            self.toggles[name].say(FIXED, disabled=True, aloud=False)
         self._fixed.value = f'<div style="{SOFT}">{FIXED}</div>'
+
+    def show(self, cfg: LabConfig | None) -> None:
+        """Puts the settings of a recording into the toggles that it fixes; "–" for what a recording does not say."""
+        for name in self._mine:
+            value = None if cfg is None or name in RUN_OPTIONS else cfg.toggle(name)
+            self.toggles[name].fix(value)
 
     def _settle_live(self, turned: str | None) -> None:
         self._fixed.value = ""
         if turned == "preset":
-            self.base = preset(self.toggles["preset"].value)
+            self.base = preset(self._mine["preset"])
+            self._asked[True] = {n: self.base.toggle(n) for n in FACETS}
         neutral = self._neutral()
         for name in FACETS:
             choices = [self._live_choice(neutral, name, v) for v in VALUES[name]]
@@ -189,35 +199,36 @@ class Board:
             self.toggles[name].offer(choices, value, word="TP" if name == "tp_size" else "")
             neutral = neutral.replace(**{name: value})
         self.toggles["preset"].offer([Choice(value=p) for p in PRESETS], self.base.preset)
-        self.toggles["device"].offer([_device(d) for d in ("auto", "cpu", "cuda")], self.toggles["device"].value)
-        self.toggles["verify"].offer(
-            reasons.here(neutral, "verify", ("static", "threshold")), self.toggles["verify"].value
-        )
+        self.toggles["device"].offer([_device(d) for d in ("auto", "cpu", "cuda")], self._mine["device"])
+        verify = reasons.here(neutral.replace(confidence_threshold=0.0), "verify", ("static", "threshold"))
+        self.toggles["verify"].offer(verify, self._mine["verify"])
         for name in RUN_OPTIONS:
-            self.toggles[name].offer([Choice(value=v) for v in VALUES[name]], self.toggles[name].value)
+            values = sorted({*VALUES[name], self._mine[name]})
+            self.toggles[name].offer([Choice(value=v) for v in values], self._mine[name])
         self._settle_switches(neutral)
         self.toggles["alloc"].offer(reasons.arms_here(self._neutral()))
 
     def _settle_switches(self, neutral: LabConfig) -> None:
         threshold = self.toggles["confidence_threshold"]
-        static = self.toggles["verify"].value == "static"
-        if static and threshold.value:
-            threshold.value = 0.0
+        static = self._mine["verify"] == "static"
+        if static:
+            self._mine["confidence_threshold"] = 0.0
+        threshold.value = self._mine["confidence_threshold"]
         threshold.say("threshold is read with verify = threshold only" if static else "", disabled=static)
         for name in ("use_graph", "overlap"):
-            self.toggles[name].say(
-                reasons.not_live(neutral, **{name: True}), disabled=bool(reasons.not_live(neutral, **{name: True}))
-            )
-            if self.toggles[name].control.disabled:
-                self.toggles[name].value = False
+            why = reasons.not_live(neutral, **{name: True})
+            self._mine[name] = self._mine[name] and not why
+            self.toggles[name].value = self._mine[name]
+            self.toggles[name].say(why, disabled=bool(why))
         for name in ("mask_padding", "host_work_us"):
+            self.toggles[name].value = self._mine[name]
             self.toggles[name].say("")
 
     def _neutral(self) -> LabConfig:
         """The live config with a strategy that is legal everywhere, for asking what else is."""
         cfg = self.base.replace(alloc="on_demand", **self.extra)
         for name in ("verify", "confidence_threshold", "mask_padding", "use_graph", "host_work_us", *FACETS):
-            value = self._asked[True][name] if name in FACETS else self.toggles[name].value
+            value = self._asked[True][name] if name in FACETS else self._mine[name]
             if not reasons.why_not(cfg, **{name: value}):
                 cfg = cfg.replace(**{name: value})
         return cfg

@@ -8,13 +8,17 @@ from typing import Any
 import ipywidgets as W
 import pandas as pd
 
+from dspark_lab.view.fit import fit
+
 STYLE = """<style>
 .dspark-panel .widget-checkbox label, .dspark-panel .widget-label, .dspark-board { font-size: 12px; }
-.dspark-panel .widget-html-content { line-height: 1.3; }
+.dspark-panel .widget-html-content { line-height: 1.3; min-width: 0; white-space: normal; }
 .dspark-panel .widget-dropdown select { font-size: 12px; }
 .dspark-panel .jupyter-widget-tab > .widget-tab-contents { padding: 4px; overflow: hidden; }
 .dspark-panel .lm-TabBar-tab { min-width: 60px; }
 .dspark-board select:disabled { opacity: .55; }
+.dspark-board .widget-vbox, .dspark-board .widget-hbox, .dspark-board .widget-html, .dspark-board .widget-checkbox { flex-shrink: 0; }
+.dspark-board > * { flex-shrink: 0; }
 </style>"""
 
 
@@ -25,7 +29,7 @@ class Frame:
         h200 = len(records) and records["device"].str.contains("H200").any()
         self.source = W.ToggleButtons(
             options=[(f"Recorded{' H200' if h200 else ''}", "recorded"), ("This machine", "live")] if len(records) else [("This machine", "live")],
-            value="live" if live else "recorded", style={"button_width": "112px"}, layout=W.Layout(margin="0 8px 0 0"),
+            value="live" if live else "recorded", style={"button_width": "128px"}, layout=W.Layout(margin="0 8px 0 0"),
             tooltips=["runs that ship, as they were measured", "runs measured here and now"] if len(records) else ["no recorded runs ship with this install"],
         )  # fmt: skip
         self.run = W.Button(description="Run ▸", button_style="primary", layout=W.Layout(width="84px"))
@@ -38,13 +42,21 @@ class Frame:
         fold = W.Accordion([self.code], titles=("copy as Python",), selected_index=None)
         self.tabs = W.Tab(list(tabs.values()), titles=tuple(tabs), selected_index=0)
         top = W.HBox([self.source, self.run, self.stop, self.bar, self.status], layout=W.Layout(align_items="center"))
+        self.fit = fit()
         right = W.VBox(
-            [self.sentence, red, self.tabs, fold], layout=W.Layout(flex="1 1 0%", min_width="0", overflow="hidden")
+            [self.fit, self.sentence, red, self.tabs, fold],
+            layout=W.Layout(flex="1 1 0%", min_width="0", overflow="hidden"),
         )
         body = W.HBox([board, right], layout=W.Layout(width="100%", align_items="flex-start"))
         style = W.HTML(STYLE, layout=W.Layout(height="0", margin="0"))
         self.widget = W.VBox([style, top, body], layout=W.Layout(width="100%"))
         self.widget.add_class("dspark-panel")
+
+    @property
+    def plot_width(self) -> int:
+        """Pixels that a figure has in a tab; 0 while that is not known."""
+        width = int(getattr(self.fit, "width", 0))
+        return max(width - 14, 0)
 
     def offer_run(self, *, live: bool, running: bool) -> None:
         """Which of Run and Stop can be pressed, and why not."""

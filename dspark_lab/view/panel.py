@@ -81,6 +81,8 @@ class Panel:
         self.board.observe(self.guard(self._turned))
         f.source.observe(self.guard(lambda _: self._turned(None)), names="value")
         f.tabs.observe(self.guard(lambda _: self._draw()), names="selected_index")
+        if hasattr(f.fit, "width"):
+            f.fit.observe(self.guard(lambda _: self._fill()), names="width")
         f.run.on_click(self.guard(lambda _: self.run()))
         f.stop.on_click(self.guard(lambda _: self.stop()))
 
@@ -93,7 +95,7 @@ class Panel:
 
     @property
     def source(self) -> str:
-        return self.frame.source.value
+        return str(self.frame.source.value)
 
     @source.setter
     def source(self, value: str) -> None:
@@ -152,17 +154,23 @@ class Panel:
     def _turned(self, name: str | None) -> None:
         if self._quiet:
             return
+        self._silently(lambda: self.board.settle(live=self.source == "live", turned=name))
+        self._refresh()
+
+    def _silently(self, change: Callable[[], Any]) -> None:
+        """What the panel itself sets is no click."""
         self._quiet = True
         try:
-            self.board.settle(live=self.source == "live", turned=name)
+            change()
         finally:
             self._quiet = False
-        self._refresh()
 
     def _refresh(self) -> None:
         """Picks the runs, compares them, says the finding, draws the tab in front."""
         live = self.source == "live"
         runs, hint, note = self._live_runs() if live else self._recorded_runs()
+        if not live:
+            self._silently(lambda: self.board.show(runs[0].config if runs else None))
         key = tuple((r.name, r.path, r.status, len(r.steps)) for r in runs)
         if key not in self._tables:
             self._tables[key] = _compared(runs)
@@ -185,6 +193,10 @@ class Panel:
     def _draw(self) -> None:
         self._tabs[self.tab].draw(self._shown)
         self._say_code()
+
+    def _fill(self) -> None:
+        for tab in self._tabs.values():
+            tab.picture.fill(self.frame.plot_width)
 
     def _say_code(self) -> None:
         tab = self._tabs[self.tab]

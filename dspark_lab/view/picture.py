@@ -18,6 +18,7 @@ class Picture:
     def __init__(self, *, min_height: str = "240px") -> None:
         self.figure: go.Figure | None = None
         self._live: Any = None
+        self._width = 0
         self.widget = W.Box(layout=W.Layout(width="100%", min_height=min_height, overflow="hidden", margin="0"))
 
     def show(self, figure: go.Figure) -> None:
@@ -29,8 +30,15 @@ class Picture:
         elif isinstance(self._live, W.HTML):
             self._live.value = _plain(figure)
         else:
-            _update(self._live, figure)
+            _update(self._live, figure, self._width)
         self.figure = figure
+        self.fill(self._width)
+
+    def fill(self, width: int) -> None:
+        """Makes the figure ``width`` pixels wide; 0: as wide as plotly finds."""
+        self._width = width
+        if width and self._live is not None and not isinstance(self._live, W.HTML) and self._live.layout.width != width:
+            self._live.layout.width = width
 
 
 def _widget(figure: go.Figure) -> Any:
@@ -62,13 +70,12 @@ def _without_grammars() -> Iterator[None]:
         del sys.modules[name]
 
 
-def _update(live: Any, figure: go.Figure) -> None:
+def _update(live: Any, figure: go.Figure, width: int) -> None:
     """The widget takes the figure's data and layout; nothing is made anew in the browser."""
     with live.batch_update():
         live.data = []
     live.add_traces(list(figure.data))
-    live.layout = figure.layout
-    live.layout.autosize = True
+    live.layout = go.Layout(figure.layout, width=width or None, autosize=True)
 
 
 def _plain(figure: go.Figure) -> str:

@@ -11,7 +11,7 @@ import pandas as pd
 
 from dspark_lab.view.figures import verdict_text
 from dspark_lab.view.rows import records
-from dspark_lab.view.theme import signed
+from dspark_lab.view.theme import joined, signed
 
 NO_GPU = "Without a GPU there is neither copy nor stream: the strategies tie here by construction."
 
@@ -50,15 +50,16 @@ def finding(table: pd.DataFrame, *, leads_ms: dict[str, float] | None = None, on
     moved = [r for r in rivals if r.get("verdict") in ("slower", "faster")]
     headline = _headline(by, base, rivals, moved)
     top = max(moved, key=lambda r: abs(r["delta_pct"])) if moved else None
-    others = [f"{r[by]} {verdict_text(r)}" for r in rivals if r is not top]
+    others = [_text_of(top.get("reason"))] if top else []
+    others += [f"{r[by]} {verdict_text(r)}" for r in rivals if r is not top]
     others += _same(by, timed)
     others += _numbers(by, top or base, base, leads_ms or {})
     if not on_gpu:
         others.insert(0, NO_GPU)
     return Finding(
         headline=headline,
-        others=" · ".join(others),
-        label="; ".join(dict.fromkeys(str(r.get("label", "")) for r in timed)),
+        others=" · ".join(x for x in others if x),
+        label=joined(str(r.get("label", "")) for r in timed),
     )
 
 
@@ -78,10 +79,8 @@ def _headline(by: str, base: dict[str, Any], rivals: list[dict[str, Any]], moved
 
 
 def _change(row: dict[str, Any], base: str) -> str:
-    """``▲ +2.2 % [+1.8, +2.6] slower than none (3.285 ms)``; where medians were quoted without an interval, that."""
-    return f"{verdict_text(row)} than {base}" + (
-        "" if _pair(row.get("delta_pct_ci95")) else "; medians as quoted, without an interval"
-    )
+    """``▲ +2.2 % [+1.8, +2.6] slower than none (3.285 ms)``."""
+    return f"{verdict_text(row)} than {base}"
 
 
 def _between(row: dict[str, Any]) -> str:
@@ -114,6 +113,10 @@ def _number(x: Any) -> bool:
 
 def _text(x: Any) -> bool:
     return isinstance(x, str) and bool(x)
+
+
+def _text_of(x: Any) -> str:
+    return x if isinstance(x, str) else ""
 
 
 def _pair(x: Any) -> bool:

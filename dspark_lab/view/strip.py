@@ -138,13 +138,11 @@ def _drawn(arms: list[_Arm], labels: list[str], without: list[str], title: str) 
     figure.update_xaxes(title_text="ms since the step began on the device (t = 0)", range=[lo, hi], zeroline=False)
     bottom = (len(arms) - 1) * PITCH + DEVICE_AT + 0.85
     figure.update_yaxes(range=[bottom, -0.95], visible=False, fixedrange=True)
-    figure.update_layout(
-        barmode="overlay", bargap=0, margin={"l": 186, "t": 78}, legend={"y": 1.0, "font": {"size": 11}}
-    )
+    figure.update_layout(barmode="overlay", bargap=0, margin={"l": 186, "t": 104})
     note = f" · no step of: {', '.join(without)}" if without else ""
     if all(a.trace.is_cpu_only for a in arms):
         note += " · no GPU: host phases only, aligned on the start of the step"
-    return titled(figure, title, joined(labels) + note, height=int(118 + 98 * len(arms)))
+    return titled(figure, title, joined(labels) + note, height=int(146 + 94 * len(arms)))
 
 
 def _range(arms: list[_Arm]) -> tuple[float, float]:
@@ -286,7 +284,7 @@ def _bars(figure: go.Figure, boxes: _Boxes) -> None:
             start, dur, at, hover = (list(x) for x in zip(*rows, strict=True))
             figure.add_bar(
                 x=dur, base=start, y=at, orientation="h", width=LANE, marker=fill(colour), opacity=0.35 if faint else 1.0,
-                name=names.get(colour, colour), legendgroup=colour, showlegend=colour not in seen and not faint,
+                name=names.get(colour, colour), legendgroup=colour, showlegend=colour not in seen and not faint and colour not in ("compute", "copy", "communication"),
                 hovertext=hover, customdata=[d * 1e3 for d in dur], hovertemplate="%{hovertext}<br>%{customdata:,.1f} µs<extra></extra>",
             )  # fmt: skip
             seen |= set() if faint else {colour}

@@ -20,13 +20,13 @@ def compare_html(table: pd.DataFrame) -> str:
     if table is None or not len(table):
         return "<i>Nothing to compare yet.</i>"
     by = str(table.columns[0])
-    head = [by, "step, ms", "95 %", "against the baseline", "why", "accept length", "tok/s", "EP", "source"]
+    head = [by, "step, ms", "95 %", "against the baseline", "accept length", "tok/s", "EP", "why", "source"]
     rows = []
     for r in records(table):
         ci = r.get("step_ms_ci95")
         rows.append(
             [r[by], _num(r["step_ms_p50"], 3), f"{ci[0]:.3f} to {ci[1]:.3f}" if isinstance(ci, (list, tuple)) else "–", verdict_text(r),
-             _text(r.get("reason")), _num(r.get("accept_length"), 2), _num(r.get("tokens_per_s"), 0), r.get("ep_size", ""), r.get("label", "")]
+             _num(r.get("accept_length"), 2), _num(r.get("tokens_per_s"), 0), r.get("ep_size", ""), _text(r.get("reason")), r.get("label", "")]
         )  # fmt: skip
     return _html(head, rows)
 

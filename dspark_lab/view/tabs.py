@@ -77,12 +77,14 @@ class CompareTab(PlotTab):
 
     def __init__(self) -> None:
         super().__init__("Compare", lambda s: figures.comparison(s.table))
-        self._table = W.HTML()
+        self._table = W.HTML(layout=W.Layout(width="100%"))
         self.widget = W.VBox([self.picture.widget, self._table])
 
     def draw(self, shown: Shown) -> None:
         super().draw(shown)
-        self._table.value = tables.compare_html(shown.table)
+        protocols = dict.fromkeys(str(r.quoted["protocol"]) for r in shown.arms if r.quoted.get("protocol"))
+        said = "".join(f'<p style="font-size:12px;margin:6px 0">{html.escape(p)}</p>' for p in protocols)
+        self._table.value = tables.compare_html(shown.table) + said
 
 
 class TimelineTab:
@@ -173,7 +175,7 @@ class TraceFileTab:
             continuous_update=False,
             layout=W.Layout(width="480px"),
         )
-        self.open = W.Button(description="Open", layout=W.Layout(width="70px"))
+        self.open = W.Button(description="Open", layout=W.Layout(width="70px", min_width="70px"))
         self.first = W.BoundedIntText(
             value=2,
             min=0,
@@ -190,7 +192,7 @@ class TraceFileTab:
             layout=W.Layout(width="100px"),
             style={"description_width": "18px"},
         )
-        self._summary = W.HTML()
+        self._summary = W.HTML(layout=W.Layout(width="100%"))
         self.picture = Picture()
         self._changed = changed
         for w in (self.path, self.first, self.last):

@@ -41,8 +41,8 @@ def template() -> go.layout.Template:
             "paper_bgcolor": "white",
             "plot_bgcolor": "white",
             "colorway": [COLOURS[k] for k in ("compute", "draft", "copy", "communication", "verify", "wait", "host")],
-            "title": {"font": {"size": 15}, "x": 0, "xref": "paper", "xanchor": "left", "y": 0.98, "yanchor": "top",
-                      "yref": "container", "subtitle": {"font": {"size": 11.5, "color": FAINT}}},
+            "title": {"font": {"size": 15}, "x": 0.012, "xref": "container", "xanchor": "left", "y": 1, "yanchor": "top", "pad": {"t": 12},
+                      "yref": "container"},
             "margin": {"l": 60, "r": 34, "t": 62, "b": 44},
             "xaxis": _AXIS,
             "yaxis": _AXIS,
@@ -77,9 +77,8 @@ def stroke(source: str) -> dict[str, Any]:
 
 def titled(figure: go.Figure, title: str, label: str, *, height: int = 360) -> go.Figure:
     """``figure`` with title, label line (source, device, date, profiled or not) and template."""
-    figure.update_layout(
-        template="dspark", height=height, title={"text": f"<b>{title}</b>", "subtitle": {"text": label}}, dragmode="pan"
-    )
+    line = f"<br><span style='font-size:11.5px;color:{FAINT}'>{label}</span>" if label else ""
+    figure.update_layout(template="dspark", height=height, title={"text": f"<b>{title}</b>{line}"}, dragmode="pan")
     return figure
 
 

@@ -10,7 +10,7 @@ import ipywidgets as W
 
 from dspark_lab.view.reasons import Choice, merged, said
 
-LABEL, CONTROL = "84px", "118px"
+LABEL, CONTROL = "92px", "116px"
 SOFT = "color:var(--jp-ui-font-color2,#6B7280);font-size:11px;line-height:1.25"
 
 
@@ -29,7 +29,7 @@ class Toggle:
         control.layout.margin = "0"
         self._line = W.HTML(layout=W.Layout(display="none", margin="0", width="100%"))
         row = W.HBox(
-            [head, control], layout=W.Layout(align_items="center", margin="0", height="27px", overflow="hidden")
+            [head, control], layout=W.Layout(align_items="center", margin="0", height="30px", overflow="hidden")
         )
         self.widget = W.VBox([row, self._line], layout=W.Layout(margin="0", overflow="hidden"))
 
@@ -54,6 +54,11 @@ class Toggle:
         self._line.value = f'<div style="{SOFT}">{html.escape(reason)}</div>' if shown else ""
         self._line.layout.display = "" if shown else "none"
 
+    def fix(self, value: Any) -> None:
+        """Shows ``value`` as it is in a recording, not to be turned."""
+        if value is not None:
+            self.control.value = value
+
 
 class Pick(Toggle):
     """A toggle with a list of values, drawn as a native select. Values that cannot be chosen are left out and said."""
@@ -61,6 +66,11 @@ class Pick(Toggle):
     def __init__(self, name: str, label: str, values: Iterable[Any], value: Any, *, tip: str = "") -> None:
         values = list(values)
         super().__init__(name, label, W.Dropdown(options=[(str(v), v) for v in values], value=value), tip=tip)
+
+    def fix(self, value: Any) -> None:
+        options = (("–", "–"),) if value is None else ((str(value), value),)
+        if tuple(self.control.options) != options:
+            self.control.options = options
 
     def offer(self, choices: Sequence[Choice], value: Any, *, word: str = "", why: str = "") -> None:
         """Lists the legal ones of ``choices``, sets ``value``, says the reasons of the rest; ``why`` disables the whole."""
@@ -99,7 +109,7 @@ class Arms:
     def _box(self, name: str) -> Any:
         if name not in self.boxes:
             box = W.Checkbox(value=name in self._wished, description=name, indent=False,
-                             layout=W.Layout(width="200px", margin="0", height="22px"))  # fmt: skip
+                             layout=W.Layout(width="200px", margin="0", height="23px"))  # fmt: skip
             box.tooltip = self.tips.get(name)
             box.observe(lambda change, n=name: self._changed(n, change["new"]), names="value")
             self.boxes[name] = box

@@ -186,7 +186,11 @@ def acceptance(runs: Run | Sequence[Run], *, title: str = "Acceptance by positio
         )  # fmt: skip
     figure.update_xaxes(title_text="draft position k", dtick=1, fixedrange=True)
     figure.update_yaxes(title_text="accepted, share of rounds", range=[0, 1.05])
-    figure.update_layout(barmode="group", showlegend=True, legend={"orientation": "v", "y": 1, "yanchor": "top"})
+    figure.update_layout(
+        barmode="group",
+        showlegend=True,
+        legend={"orientation": "v", "x": 1, "xanchor": "right", "y": 1, "yref": "paper", "yanchor": "top"},
+    )
     label = joined(r.label for _, r in known) + " · accept length = 1 + Σ P<sub>k</sub>, bonus token included"
     return titled(figure, title, label)
 

@@ -75,7 +75,7 @@ class Frame:
 
     def show_progress(self, progress: Any) -> None:
         """Bar and words for ``arm, process, repeat, step``."""
-        self.bar.layout.visibility = ""
+        self.bar.layout.visibility = "visible"
         self.bar.value = float(progress.fraction)
         self.bar.bar_style = {"failed": "danger", "stopped": "warning", "complete": "success"}.get(progress.state, "")
         if progress.state == "running" and progress.arm:

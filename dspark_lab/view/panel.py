@@ -345,6 +345,8 @@ class Panel:
             )
         if runs:
             self._refresh()
+        elif progress.state == "stopped":
+            self.frame.status.value = "stopped before anything was measured"
 
     # -- in a notebook -----------------------------------------------------------------------------------------
 

@@ -74,6 +74,7 @@ def _update(live: Any, figure: go.Figure, width: int) -> None:
     """The widget takes the figure's data and layout; nothing is made anew in the browser."""
     with live.batch_update():
         live.data = []
+        live.layout.shapes, live.layout.annotations = (), ()  # a relayout leaves arrays that it does not name
     live.add_traces(list(figure.data))
     live.layout = go.Layout(figure.layout, width=width or None, autosize=True)
 

@@ -138,11 +138,11 @@ def _drawn(arms: list[_Arm], labels: list[str], without: list[str], title: str) 
     figure.update_xaxes(title_text="ms since the step began on the device (t = 0)", range=[lo, hi], zeroline=False)
     bottom = (len(arms) - 1) * PITCH + DEVICE_AT + 0.85
     figure.update_yaxes(range=[bottom, -0.95], visible=False, fixedrange=True)
-    figure.update_layout(barmode="overlay", bargap=0, margin={"l": 186, "t": 104})
+    figure.update_layout(barmode="overlay", bargap=0, margin={"l": 186, "t": 66, "b": 96})
     note = f" · no step of: {', '.join(without)}" if without else ""
     if all(a.trace.is_cpu_only for a in arms):
         note += " · no GPU: host phases only, aligned on the start of the step"
-    return titled(figure, title, joined(labels) + note, height=int(146 + 94 * len(arms)))
+    return titled(figure, title, joined(labels) + note, height=int(160 + 94 * len(arms)))
 
 
 def _range(arms: list[_Arm]) -> tuple[float, float]:

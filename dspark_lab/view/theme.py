@@ -5,6 +5,7 @@ Colours are Okabe and Ito's, told apart with any kind of colour vision, on white
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Iterable
 from typing import Any
 
@@ -47,7 +48,7 @@ def template() -> go.layout.Template:
             "xaxis": _AXIS,
             "yaxis": _AXIS,
             "hoverlabel": {"align": "left", "font": {"family": FONT, "size": 12}},
-            "legend": {"orientation": "h", "x": 1, "xanchor": "right", "y": 1.0, "yanchor": "bottom", "font": {"size": 11}},
+            "legend": {"orientation": "h", "x": 0, "xanchor": "left", "y": 0, "yref": "container", "yanchor": "bottom", "font": {"size": 11}},
             "bargap": 0.35,
             "modebar": {"orientation": "v", "bgcolor": "rgba(255,255,255,0)", "color": "#9CA3AF", "activecolor": INK},
         }
@@ -86,8 +87,15 @@ def message(title: str, text: str, *, height: int = 240) -> go.Figure:
     """A figure that says in words why there is nothing to draw."""
     figure = titled(go.Figure(), title, "", height=height)
     figure.add_annotation(
-        text=text, showarrow=False, x=0.5, y=0.5, xref="paper", yref="paper", font={"size": 14, "color": FAINT}
+        text="<br>".join(textwrap.wrap(text, 64)),
+        showarrow=False,
+        x=0.5,
+        y=0.5,
+        xref="paper",
+        yref="paper",
+        font={"size": 14, "color": FAINT},
     )
+    figure.update_layout(margin={"l": 20, "r": 20, "t": 62, "b": 20})
     figure.update_xaxes(visible=False)
     figure.update_yaxes(visible=False)
     return figure

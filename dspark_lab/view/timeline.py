@@ -13,11 +13,12 @@ from dspark_lab.view import lanes
 from dspark_lab.view.rows import records
 from dspark_lab.view.source import one_rank, trace_label
 from dspark_lab.view.strip import site
-from dspark_lab.view.theme import COLOURS, fill, message, titled
+from dspark_lab.view.theme import COLOURS, HATCHED, fill, message, titled
 
 LIMIT = 4000
 """Boxes drawn; over that, tiny neighbours of a lane are merged and the figure says so."""
 COLUMNS = ["lane", "start_ns", "dur_ns", "colour", "name"]
+NAMES = {"wait": "host blocked", "event wait": "host waits for an event", "host": "host calls"}
 CPU_NOTE = "no GPU: phases and ops by thread"
 
 
@@ -50,7 +51,7 @@ def timeline(trace: Any, *, steps: slice | None = slice(2, 5), title: str = "Tim
     figure.update_xaxes(range=[-0.01 * span, 1.01 * span])
     _step_lines(figure, trace, *window)
     lane_count = shown["lane"].nunique()
-    return titled(figure, title, " · ".join(notes), height=140 + 44 * lane_count)
+    return titled(figure, title, " · ".join(notes), height=176 + 44 * lane_count)
 
 
 def _said(steps: slice | None) -> str:
@@ -125,7 +126,8 @@ def _threads(trace: Any, events: pd.DataFrame, lo: int, hi: int) -> pd.DataFrame
         main = calls["tid"].mode().iloc[0] if len(calls) else 0
         tids = waits["ts_ns"].map(owner).fillna(main).astype("int64")
         names = [_wait_name(w) for w in records(waits)]
-        parts.append(_lane(tids, waits["ts_ns"], (waits["dur_us"] * 1e3).astype("int64"), "wait", names))
+        kind = np.where(waits["kind"] == "event_wait", "event wait", "wait")
+        parts.append(_lane(tids, waits["ts_ns"], (waits["dur_us"] * 1e3).astype("int64"), kind, names))
     if trace.is_cpu_only:
         ops = events[events["category"] == "cpu_op"]
         ops = ops[_outermost(ops)]
@@ -178,15 +180,15 @@ def _drawn(boxes: pd.DataFrame, zero_ns: int) -> go.Figure:
     figure = go.Figure()
     order = sorted(boxes["lane"].unique(), key=_lane_key)
     at = {lane: i for i, lane in enumerate(order)}
-    for colour in [c for c in COLOURS if c in set(boxes["colour"])]:
+    for colour in [c for c in (*COLOURS, "event wait") if c in set(boxes["colour"])]:
         rows = boxes[boxes["colour"] == colour]
         few = Counter(rows["name"])
         figure.add_bar(
             x=rows["dur_ns"].to_numpy() / 1e6,
             base=(rows["start_ns"].to_numpy() - zero_ns) / 1e6,
             y=rows["lane"].map(at).to_numpy(),
-            orientation="h", width=0.7, name={"wait": "host waits", "host": "host calls"}.get(colour, colour),
-            marker=fill(colour) if (len(few) and len(rows) < 200) or colour == "wait" else {"color": COLOURS[colour], "line": {"width": 0}},
+            orientation="h", width=0.7, name=NAMES.get(colour, colour),
+            marker=fill(colour) if (len(few) and len(rows) < 200) or colour in HATCHED else {"color": COLOURS[colour], "line": {"width": 0}},
             hovertext=rows["name"].to_list(), customdata=np.round(rows["dur_ns"].to_numpy() / 1e3, 2),
             hovertemplate="%{hovertext}<br>%{customdata} µs, from %{base:.4f} ms<extra></extra>",
         )  # fmt: skip
@@ -194,7 +196,7 @@ def _drawn(boxes: pd.DataFrame, zero_ns: int) -> go.Figure:
         tickvals=list(range(len(order))), ticktext=order, range=[len(order) - 0.4, -0.6], fixedrange=True
     )
     figure.update_xaxes(title_text="ms since the first step shown began on the host", zeroline=False)
-    figure.update_layout(barmode="overlay", margin={"t": 78})
+    figure.update_layout(barmode="overlay", margin={"t": 66, "b": 96})
     return figure
 
 

@@ -77,10 +77,9 @@ def _experts(cfg: LabConfig) -> None:
 
 def _does_not_divide(ep: int, who: str, decoder: DecoderConfig) -> LabError:
     n = decoder.num_experts
-    sizes = ", ".join(str(d) for d in range(1, n + 1) if n % d == 0)
     redundant = -n % ep
     return LabError(
-        f"ep_size={ep} does not divide the {who}'s {n} experts; sizes that do: {sizes}. "
+        f"ep_size={ep} does not divide the {who}'s {n} experts; sizes that do: {_common_divisors(n)}. "
         f"With {redundant} redundant expert{'s' * (redundant > 1)} ({n + redundant} in all) it would divide."
     )
 
@@ -93,6 +92,34 @@ def _world(cfg: LabConfig) -> None:
             f"attn_dp·tp_size = {attn} and moe_dp·ep_size = {moe} do not share a world size: the larger must be a "
             f"multiple of the smaller (attn_dp={p.attn_dp}, tp_size={p.tp_size}, moe_dp={p.moe_dp}, ep_size={p.ep_size})."
         )
+
+
+def _tensor_parallel(cfg: LabConfig) -> None:
+    """Heads, inner dimensions and the vocabulary can be shared out. Vocabularies need not divide, the others must."""
+    tp, moe_tp = cfg.parallel.tp_size, cfg.parallel.moe_tp
+    for who, c in (("target", cfg.model.target), ("drafter", cfg.model.draft)):
+        shared = {"num_key_value_heads": c.num_key_value_heads, "num_attention_heads": c.num_attention_heads}
+        if c.num_moe_layers < c.num_hidden_layers:
+            shared["intermediate_size"] = c.intermediate_size
+        for name, whole in shared.items():
+            if whole % tp:
+                raise LabError(
+                    f"tp_size={tp} does not divide the {who}'s {name}={whole}; sizes that divide all that is shared: "
+                    f"{_common_divisors(*shared.values())}."
+                )
+        if c.vocab_size < tp:
+            raise LabError(f"tp_size={tp} is over the {who}'s vocab_size={c.vocab_size}; choose at most that.")
+        if c.num_moe_layers and c.moe_intermediate_size % moe_tp:
+            raise LabError(
+                f"tp_size={tp} with ep_size={cfg.parallel.ep_size} has {moe_tp} ranks share each expert, which does not divide "
+                f"the {who}'s moe_intermediate_size={c.moe_intermediate_size}; choose ep_size={cfg.parallel.world_size}, or "
+                f"a number of ranks that divides: {_common_divisors(c.moe_intermediate_size)}."
+            )
+
+
+def _common_divisors(*values: int) -> str:
+    whole = math.gcd(*values)
+    return ", ".join(str(d) for d in range(1, whole + 1) if whole % d == 0)
 
 
 def _scalar(cfg: LabConfig) -> None:
@@ -169,6 +196,7 @@ RULES: tuple[Callable[[LabConfig], None], ...] = (
     _drafter,
     _world,
     _experts,
+    _tensor_parallel,
     _scalar,
     _verification,
     _context,

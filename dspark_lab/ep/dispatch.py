@@ -7,11 +7,11 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from dspark_lab.config.parts import ParallelConfig
 from dspark_lab.device import phase
+from dspark_lab.ep.groups import RankGroup
 from dspark_lab.errors import LabError
 from dspark_lab.plan.padding import enable_num_token_non_padded
 from dspark_lab.plan.placement import Placement, place
@@ -45,17 +45,27 @@ class Dispatcher(Protocol):
 
 
 class LocalDispatcher:
-    """EP1: all experts are here. No table, ids untouched, and ``count`` is never read."""
+    """EP1: all experts are here, or this rank's part of each. No table, ids untouched, and ``count`` is never read."""
+
+    def __init__(self, all_reduce: Callable[[Tensor], Any] | None = None) -> None:
+        self.all_reduce = all_reduce
+        """Adds up the parts of the experts; None where they are whole."""
 
     def dispatch(self, x: Tensor, topk_ids: Tensor, topk_weights: Tensor, count: Tensor | None) -> Dispatched:
         return Dispatched(x=x, local_ids=topk_ids, topk_weights=topk_weights)
 
     def combine(self, y: Tensor, handle: Dispatched) -> Tensor:
+        if self.all_reduce is not None:
+            with phase("moe::combine"):
+                self.all_reduce(y)
         return y
 
 
 class AllReduceDispatcher:
-    """Every rank has all rows and computes those of its own experts; one all-reduce of the layer's output adds them up."""
+    """Every rank has all rows and computes those of its own experts, or of its parts of them.
+
+    One all-reduce of the layer's output adds up experts and parts alike.
+    """
 
     def __init__(
         self, placement: Placement, ep_rank: int, all_reduce: Callable[[Tensor], Any], device: torch.device | str
@@ -96,23 +106,42 @@ def keep_range(physical: Tensor, first: int, num_local: int) -> Tensor:
 
 @dataclass(frozen=True, kw_only=True)
 class ExpertGroup:
-    """One rank's part in expert parallelism, as every MoE layer of target and drafter needs it."""
+    """One rank's part in the experts, as every MoE layer of target and drafter needs it."""
 
     parallel: ParallelConfig = field(default_factory=ParallelConfig)
     ep_rank: int = 0
+    moe_tp_rank: int = 0
+    """Which part of each of its experts the rank holds."""
     mask_padding: bool = True
     all_reduce: Callable[[Tensor], Any] | None = None
-    """Adds a tensor up over the EP ranks, in place; needed where ``ep_size > 1``."""
+    """Adds a tensor up over all ranks of the layer, in place; needed where there is more than one."""
+
+    @classmethod
+    def of(cls, parallel: ParallelConfig, moe: RankGroup, *, mask_padding: bool = True) -> ExpertGroup:
+        """The part of rank ``moe.rank``: the ranks that share an expert are neighbours."""
+        ep_rank, moe_tp_rank = divmod(moe.rank, parallel.moe_tp)
+        return cls(
+            parallel=parallel,
+            ep_rank=ep_rank,
+            moe_tp_rank=moe_tp_rank,
+            mask_padding=mask_padding,
+            all_reduce=moe.all_reduce if moe.size > 1 else None,
+        )
 
     def __post_init__(self) -> None:
-        if not 0 <= self.ep_rank < self.parallel.ep_size:
-            raise LabError(
-                f"ep_rank={self.ep_rank} is not within 0 to {self.parallel.ep_size - 1} (ep_size={self.parallel.ep_size})."
-            )
-        if self.parallel.ep_size > 1 and self.all_reduce is None:
-            raise LabError(
-                f"ep_size={self.parallel.ep_size} needs a process group to add up the ranks' outputs, and there is none."
-            )
+        ep, moe_tp = self.parallel.ep_size, self.parallel.moe_tp
+        if not 0 <= self.ep_rank < ep:
+            raise LabError(f"ep_rank={self.ep_rank} is not within 0 to {ep - 1} (ep_size={ep}).")
+        if not 0 <= self.moe_tp_rank < moe_tp:
+            raise LabError(f"moe_tp_rank={self.moe_tp_rank} is not within 0 to {moe_tp - 1} (moe_tp={moe_tp}).")
+        if self.num_ranks > 1 and self.all_reduce is None:
+            wants = f"ep_size={ep}" if ep > 1 else f"tp_size={self.parallel.tp_size}"
+            raise LabError(f"{wants} needs a process group to add up the ranks' outputs, and there is none.")
+
+    @property
+    def num_ranks(self) -> int:
+        """Ranks whose outputs are added up: ep_size · moe_tp."""
+        return self.parallel.ep_size * self.parallel.moe_tp
 
     @property
     def reads_scalar(self) -> bool:
@@ -124,12 +153,5 @@ class ExpertGroup:
 
     def dispatcher(self, num_experts: int, device: torch.device | str) -> Dispatcher:
         if self.all_reduce is None or self.parallel.ep_size == 1:
-            return LocalDispatcher()
+            return LocalDispatcher(self.all_reduce)
         return AllReduceDispatcher(self.placement(num_experts), self.ep_rank, self.all_reduce, device)
-
-
-def group_all_reduce(group: dist.ProcessGroup | None) -> Callable[[Tensor], Any] | None:
-    """The sum over ``group`` (None: the default group); None where no process group exists."""
-    if not dist.is_available() or not dist.is_initialized():
-        return None
-    return lambda tensor: dist.all_reduce(tensor, group=group)

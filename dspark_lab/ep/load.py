@@ -16,12 +16,12 @@ class EpLoad:
         *,
         num_layers: int,
         num_local_experts: int,
-        ep_size: int,
+        num_ranks: int,
         topk: int,
         row_bytes: int,
         device: torch.device | str,
     ) -> None:
-        self.ep_size, self.topk, self.row_bytes = ep_size, topk, row_bytes
+        self.num_ranks, self.topk, self.row_bytes = num_ranks, topk, row_bytes
         self._ids = torch.arange(-1, num_local_experts, device=device)
         self._counts = torch.zeros(num_layers, num_local_experts + 1, dtype=torch.int64, device=device)
 
@@ -41,7 +41,7 @@ class EpLoad:
         """
         counts = self._counts.tolist()
         num_tokens = [sum(layer) // self.topk for layer in counts]
-        ring = 2 * (self.ep_size - 1) / self.ep_size
+        ring = 2 * (self.num_ranks - 1) / self.num_ranks
         return {
             "rows": [layer[1:] for layer in counts],
             "num_dropped": [layer[0] for layer in counts],

@@ -10,18 +10,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dspark_lab.config.parts import DecoderConfig
+from dspark_lab.ep.groups import ONE_RANK, RankGroup
 from dspark_lab.models.batch import ForwardBatch
 from dspark_lab.models.kvcache import KVCache
-
-
-def linear(in_features: int, out_features: int, *, bias: bool = False, **factory: Any) -> nn.Linear:
-    """A linear layer whose weights are not set yet."""
-    return nn.utils.skip_init(nn.Linear, in_features, out_features, bias=bias, **factory)  # pyright: ignore[reportReturnType]
-
-
-def embedding(rows: int, width: int, **factory: Any) -> nn.Embedding:
-    """A table whose weights are not set yet."""
-    return nn.utils.skip_init(nn.Embedding, rows, width, **factory)  # pyright: ignore[reportReturnType]
+from dspark_lab.models.shards import RowLinear, column_linear
 
 
 class RMSNorm(nn.Module):
@@ -92,20 +84,17 @@ def rows_of(batch: ForwardBatch, cache: KVCache, rope: Rope, cfg: DecoderConfig,
 
 
 class Attention(nn.Module):
-    """Grouped-query attention; names as in Hugging Face's Qwen3."""
+    """Grouped-query attention over one rank's heads; names as in Hugging Face's Qwen3."""
 
-    def __init__(self, cfg: DecoderConfig, **factory: Any) -> None:
+    def __init__(self, cfg: DecoderConfig, tp: RankGroup = ONE_RANK, **factory: Any) -> None:
         super().__init__()
-        self.num_heads, self.num_kv_heads, self.head_dim = (
-            cfg.num_attention_heads,
-            cfg.num_key_value_heads,
-            cfg.head_dim,
-        )
-        bias = cfg.attention_bias
-        self.q_proj = linear(cfg.hidden_size, self.num_heads * self.head_dim, bias=bias, **factory)
-        self.k_proj = linear(cfg.hidden_size, self.num_kv_heads * self.head_dim, bias=bias, **factory)
-        self.v_proj = linear(cfg.hidden_size, self.num_kv_heads * self.head_dim, bias=bias, **factory)
-        self.o_proj = linear(self.num_heads * self.head_dim, cfg.hidden_size, bias=bias, **factory)
+        width, bias, self.head_dim = cfg.hidden_size, cfg.attention_bias, cfg.head_dim
+        self.num_heads, self.num_kv_heads = cfg.num_attention_heads // tp.size, cfg.num_key_value_heads // tp.size
+        heads, kv_heads = cfg.num_attention_heads * self.head_dim, cfg.num_key_value_heads * self.head_dim
+        self.q_proj = column_linear(width, heads, tp, bias=bias, **factory)
+        self.k_proj = column_linear(width, kv_heads, tp, bias=bias, **factory)
+        self.v_proj = column_linear(width, kv_heads, tp, bias=bias, **factory)
+        self.o_proj = RowLinear(heads, width, tp, bias=bias, **factory)
         self.q_norm = RMSNorm(self.head_dim, cfg.rms_norm_eps, **factory)
         self.k_norm = RMSNorm(self.head_dim, cfg.rms_norm_eps, **factory)
 

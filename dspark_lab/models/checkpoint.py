@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from dspark_lab.config.lab import LabConfig
 from dspark_lab.config.parts import DecoderConfig, DrafterConfig, EngineConfig, ModelConfig
 from dspark_lab.errors import LabError, unknown
 from dspark_lab.models.moe import Experts
+from dspark_lab.models.shards import Shard, shard_of
 
 MODEL_TYPES = ("qwen3", "qwen3_moe")
 
@@ -196,7 +198,7 @@ def _dtype(c: _Config) -> str:
 
 @torch.no_grad()
 def load_weights(module: nn.Module, folder: str | Path) -> None:
-    """Fills ``module`` from ``model.safetensors`` or its shards in ``folder``; of experts only those that the rank holds.
+    """Fills ``module`` from ``model.safetensors`` or its shards in ``folder``; only what the rank holds is read.
 
     Raises `LabError` naming a missing, unexpected or misshapen tensor, or a file that does not read.
     """
@@ -206,7 +208,7 @@ def load_weights(module: nn.Module, folder: str | Path) -> None:
         for name, tensor in module.named_parameters():
             owner = experts.get(name.rpartition(".")[0])
             if owner is None:
-                files.copy(name, tensor)
+                files.copy(name, tensor, shard_of(tensor))
             else:
                 _copy_experts(files, name, tensor, owner, _num_experts(module, name))
         files.refuse_left_over()
@@ -218,16 +220,18 @@ def _num_experts(module: nn.Module, name: str) -> int:
 
 def _copy_experts(files: _Files, name: str, tensor: Tensor, owner: Experts, num_experts: int) -> None:
     """One stacked tensor from its fused form [E, .., ..] or from one tensor an expert and projection."""
+    shard = shard_of(tensor)
     if name in files.where:
-        files.copy_fused(name, tensor, owner.expert_ids, num_experts)
+        files.copy_fused(name, tensor, owner.expert_ids, num_experts, shard)
         return
+    shard = shard and replace(shard, blocks=1)
     prefix, _, last = name.rpartition(".")
     projections = ("gate_proj", "up_proj") if last == "gate_up_proj" else ("down_proj",)
     for expert in range(num_experts):
         files.pending.difference_update(f"{prefix}.{expert}.{p}.weight" for p in projections)
     for part, expert in zip(tensor, owner.expert_ids, strict=True):
         for view, projection in zip(part.chunk(len(projections)), projections, strict=True):
-            files.copy(f"{prefix}.{expert}.{projection}.weight", view)
+            files.copy(f"{prefix}.{expert}.{projection}.weight", view, shard)
 
 
 class _Files:
@@ -265,16 +269,26 @@ class _Files:
         except (SafetensorError, OSError) as e:
             raise LabError(f"{path} does not read as safetensors (cut short or broken?): {e}") from None
 
-    def copy(self, name: str, tensor: Tensor) -> None:
-        """The whole tensor ``name`` into ``tensor``."""
-        self._expect(name, list(tensor.shape))
-        tensor.copy_(self._read(name, lambda file: file.get_tensor(name)))
+    def copy(self, name: str, tensor: Tensor, shard: Shard | None = None) -> None:
+        """The tensor ``name``, or the ``shard`` of it, into ``tensor``."""
+        if shard is None:
+            self._expect(name, list(tensor.shape))
+            tensor.copy_(self._read(name, lambda file: file.get_tensor(name)))
+            return
+        self._expect(name, shard.whole_shape(tensor.shape))
+        for here, there in shard.pieces():
+            tensor[here].copy_(self._read(name, lambda file, i=there: file.get_slice(name)[i]))
 
-    def copy_fused(self, name: str, tensor: Tensor, expert_ids: tuple[int, ...], num_experts: int) -> None:
-        """The slices of ``expert_ids`` out of a fused tensor [E, .., ..]."""
-        self._expect(name, [num_experts, *tensor.shape[1:]])
+    def copy_fused(
+        self, name: str, tensor: Tensor, expert_ids: tuple[int, ...], num_experts: int, shard: Shard | None
+    ) -> None:
+        """The slices of ``expert_ids``, or the ``shard`` of each, out of a fused tensor [E, .., ..]."""
+        whole = list(tensor.shape[1:]) if shard is None else shard.whole_shape(tensor.shape[1:])
+        self._expect(name, [num_experts, *whole])
+        pieces = [((slice(None),), (slice(None),))] if shard is None else list(shard.pieces())
         for part, expert in zip(tensor, expert_ids, strict=True):
-            part.copy_(self._read(name, lambda file, e=expert: file.get_slice(name)[e]))
+            for here, there in pieces:
+                part[here].copy_(self._read(name, lambda file, i=(expert, *there): file.get_slice(name)[i]))
 
     def _expect(self, name: str, shape: list[int]) -> None:
         self.pending.discard(name)

@@ -11,21 +11,24 @@ from torch import Tensor, nn
 
 from dspark_lab.config.parts import DecoderConfig
 from dspark_lab.ep.dispatch import ExpertGroup
+from dspark_lab.ep.groups import ONE_RANK, RankGroup
 from dspark_lab.ep.load import EpLoad
-from dspark_lab.models.attention import Attention, RMSNorm, Rope, Rows, embedding, linear, rows_of
+from dspark_lab.errors import LabError
+from dspark_lab.models.attention import Attention, RMSNorm, Rope, Rows, rows_of
 from dspark_lab.models.batch import ForwardBatch
 from dspark_lab.models.kvcache import KVCache
 from dspark_lab.models.moe import MoE
+from dspark_lab.models.shards import RowLinear, VocabEmbedding, Vocabulary, column_linear
 
 
 class Mlp(nn.Module):
-    """SwiGLU."""
+    """SwiGLU; a rank computes its part of the inner dimension."""
 
-    def __init__(self, cfg: DecoderConfig, **factory: Any) -> None:
+    def __init__(self, cfg: DecoderConfig, tp: RankGroup, **factory: Any) -> None:
         super().__init__()
-        self.gate_proj = linear(cfg.hidden_size, cfg.intermediate_size, **factory)
-        self.up_proj = linear(cfg.hidden_size, cfg.intermediate_size, **factory)
-        self.down_proj = linear(cfg.intermediate_size, cfg.hidden_size, **factory)
+        self.gate_proj = column_linear(cfg.hidden_size, cfg.intermediate_size, tp, **factory)
+        self.up_proj = column_linear(cfg.hidden_size, cfg.intermediate_size, tp, **factory)
+        self.down_proj = RowLinear(cfg.intermediate_size, cfg.hidden_size, tp, **factory)
 
     def forward(self, x: Tensor, batch: ForwardBatch) -> Tensor:
         return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
@@ -34,11 +37,11 @@ class Mlp(nn.Module):
 class DecoderLayer(nn.Module):
     """Attention, then a dense or a mixture-of-experts MLP, each after a norm and beside a residual."""
 
-    def __init__(self, cfg: DecoderConfig, layer: int, group: ExpertGroup, **factory: Any) -> None:
+    def __init__(self, cfg: DecoderConfig, layer: int, group: ExpertGroup, tp: RankGroup, **factory: Any) -> None:
         super().__init__()
         self.layer = layer
-        self.self_attn = Attention(cfg, **factory)
-        self.mlp = MoE(cfg, group, **factory) if cfg.is_moe_layer(layer) else Mlp(cfg, **factory)
+        self.self_attn = Attention(cfg, tp, **factory)
+        self.mlp = MoE(cfg, group, **factory) if cfg.is_moe_layer(layer) else Mlp(cfg, tp, **factory)
         self.input_layernorm = RMSNorm(cfg.hidden_size, cfg.rms_norm_eps, **factory)
         self.post_attention_layernorm = RMSNorm(cfg.hidden_size, cfg.rms_norm_eps, **factory)
 
@@ -54,15 +57,19 @@ class Decoder(nn.Module):
         self,
         cfg: DecoderConfig,
         group: ExpertGroup | None = None,
+        tp: RankGroup = ONE_RANK,
         *,
         device: torch.device | str = "cpu",
         dtype: torch.dtype = torch.float32,
     ) -> None:
         super().__init__()
         group, factory = group or ExpertGroup(), {"device": device, "dtype": dtype}
-        self.cfg, self.group, self.dtype = cfg, group, dtype
-        self.embed_tokens = embedding(cfg.vocab_size, cfg.hidden_size, **factory)
-        self.layers = nn.ModuleList(DecoderLayer(cfg, i, group, **factory) for i in range(cfg.num_hidden_layers))
+        if tp.size != group.parallel.tp_size:
+            raise LabError(f"tp_size={group.parallel.tp_size} and a TP group of size {tp.size} do not go together.")
+        self.cfg, self.group, self.tp, self.dtype = cfg, group, tp, dtype
+        self.vocab = Vocabulary(cfg.vocab_size, tp)
+        self.embed_tokens = VocabEmbedding(self.vocab, cfg.hidden_size, **factory)
+        self.layers = nn.ModuleList(DecoderLayer(cfg, i, group, tp, **factory) for i in range(cfg.num_hidden_layers))
         self.norm = RMSNorm(cfg.hidden_size, cfg.rms_norm_eps, **factory)
         self.rope = Rope(cfg.head_dim, cfg.rope_theta, device)
 
@@ -80,11 +87,9 @@ class Decoder(nn.Module):
         return [m for m in self.modules() if isinstance(m, MoE)]
 
     def new_cache(self, num_slots: int, context_len: int) -> KVCache:
-        """A cache of this stack's shape, of ``num_slots`` requests and the dummy slot."""
-        c = self.cfg
-        return KVCache(
-            c.num_hidden_layers, num_slots, context_len, c.num_key_value_heads, c.head_dim, self.dtype, self.device
-        )
+        """A cache of this rank's K/V heads, of ``num_slots`` requests and the dummy slot."""
+        c, heads = self.cfg, self.cfg.num_key_value_heads // self.tp.size
+        return KVCache(c.num_hidden_layers, num_slots, context_len, heads, c.head_dim, self.dtype, self.device)
 
     def watch_load(self) -> EpLoad | None:
         """Lets every MoE layer count its rows from now on; None without MoE layers."""
@@ -94,7 +99,7 @@ class Decoder(nn.Module):
         load = EpLoad(
             num_layers=len(layers),
             num_local_experts=len(layers[0].experts.expert_ids),
-            ep_size=self.group.parallel.ep_size,
+            num_ranks=self.group.num_ranks,
             topk=self.cfg.num_experts_per_tok,
             row_bytes=self.cfg.hidden_size * self.dtype.itemsize,
             device=self.device,
@@ -134,15 +139,16 @@ class Target(nn.Module):
         self,
         cfg: DecoderConfig,
         group: ExpertGroup | None = None,
+        tp: RankGroup = ONE_RANK,
         *,
         device: torch.device | str = "cpu",
         dtype: torch.dtype = torch.float32,
     ) -> None:
         super().__init__()
         self.cfg = cfg
-        self.model = Decoder(cfg, group, device=device, dtype=dtype)
+        self.model = Decoder(cfg, group, tp, device=device, dtype=dtype)
         tied = cfg.tie_word_embeddings
-        self.lm_head = None if tied else linear(cfg.hidden_size, cfg.vocab_size, device=device, dtype=dtype)
+        self.lm_head = None if tied else column_linear(cfg.hidden_size, cfg.vocab_size, tp, device=device, dtype=dtype)
 
     @property
     def num_bytes(self) -> int:
@@ -162,6 +168,14 @@ class Target(nn.Module):
             hidden=hidden, aux=torch.cat(captured, dim=-1) if captured else hidden.new_empty(hidden.shape[0], 0)
         )
 
-    def logits(self, hidden: Tensor) -> Tensor:
-        """[.., H] to [.., V]."""
+    def local_logits(self, hidden: Tensor) -> Tensor:
+        """[.., H] to this rank's columns [.., V_local]."""
         return F.linear(hidden, self.model.embed_tokens.weight if self.lm_head is None else self.lm_head.weight)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """[.., H] to [.., V], gathered over the TP ranks."""
+        return self.model.vocab.gather(self.local_logits(hidden))
+
+    def argmax(self, hidden: Tensor) -> Tensor:
+        """[.., H] to the best token [..] int64, the lowest id of equals; at TP > 1 no logits travel."""
+        return self.model.vocab.argmax(self.local_logits(hidden))

@@ -9,11 +9,13 @@ from torch import Tensor
 
 from dspark_lab.config.parts import ModelConfig
 from dspark_lab.ep.dispatch import ExpertGroup
-from dspark_lab.models.attention import RMSNorm, linear
+from dspark_lab.ep.groups import ONE_RANK, RankGroup
+from dspark_lab.models.attention import RMSNorm
 from dspark_lab.models.batch import ForwardBatch
 from dspark_lab.models.decoder import Decoder, DecoderLayer
 from dspark_lab.models.heads import ConfidenceHead, MarkovHead
 from dspark_lab.models.kvcache import KVCache
+from dspark_lab.models.shards import column_linear, linear
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,9 +25,9 @@ class Proposal:
     draft_tokens: Tensor
     """[B, γ] int64."""
     base_logits: Tensor
-    """[B, γ, V] of the parallel stage."""
+    """[B, γ, V] of the parallel stage; at TP > 1 this rank's columns, which ``drafter.vocab.gather`` puts together."""
     corrected_logits: Tensor
-    """[B, γ, V] with the Markov head's share; `draft_tokens` are their argmax."""
+    """As `base_logits`, with the Markov head's share; `draft_tokens` are the argmax over the whole vocabulary."""
     confidence: Tensor | None
     """[B, γ] float32 within 0 to 1, not cumulative; None without a confidence head."""
 
@@ -37,19 +39,20 @@ class Drafter(Decoder):
         self,
         cfg: ModelConfig,
         group: ExpertGroup | None = None,
+        tp: RankGroup = ONE_RANK,
         *,
         device: torch.device | str = "cpu",
         dtype: torch.dtype = torch.float32,
     ) -> None:
-        super().__init__(cfg.draft, group, device=device, dtype=dtype)
+        super().__init__(cfg.draft, group, tp, device=device, dtype=dtype)
         draft, drafter, factory = cfg.draft, cfg.drafter, {"device": device, "dtype": dtype}
         rank = drafter.markov_rank
         self.drafter_cfg = drafter
         self.block_size, self.mask_token_id = drafter.block_size, drafter.mask_token_id
         self.fc = linear(len(drafter.target_layer_ids) * draft.hidden_size, draft.hidden_size, **factory)
         self.hidden_norm = RMSNorm(draft.hidden_size, draft.rms_norm_eps, **factory)
-        self.lm_head = linear(draft.hidden_size, draft.vocab_size, **factory)
-        self.markov_head = MarkovHead(draft.vocab_size, rank, **factory) if rank else None
+        self.lm_head = column_linear(draft.hidden_size, draft.vocab_size, tp, **factory)
+        self.markov_head = MarkovHead(draft.vocab_size, rank, tp, **factory) if rank else None
         self.confidence_with_markov = drafter.confidence_head_with_markov and rank > 0
         extra = rank if self.confidence_with_markov else 0
         self.confidence_head = (
@@ -79,7 +82,7 @@ class Drafter(Decoder):
         base = self.lm_head(block_hidden)
         embedded: Tensor | None = None
         if self.markov_head is None:
-            corrected, tokens = base, base.argmax(dim=-1)
+            corrected, tokens = base, self.vocab.argmax(base)
         else:
             corrected, tokens, embedded = self._walk(self.markov_head, base, anchors)
         confidence = None
@@ -87,13 +90,12 @@ class Drafter(Decoder):
             confidence = self.confidence_head(block_hidden, embedded if self.confidence_with_markov else None)
         return Proposal(draft_tokens=tokens, base_logits=base, corrected_logits=corrected, confidence=confidence)
 
-    @staticmethod
-    def _walk(head: MarkovHead, base: Tensor, anchors: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Corrected logits [B, γ, V], tokens [B, γ] and W1 of each token's predecessor [B, γ, r]."""
+    def _walk(self, head: MarkovHead, base: Tensor, anchors: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Corrected logits as ``base``, tokens [B, γ] and W1 of each token's predecessor [B, γ, r]; one gather a token."""
         previous, logits, tokens, embedded = anchors, [], [], []
         for k in range(base.shape[1]):
             embedded.append(head.embed(previous))
             logits.append(base[:, k] + head.bias(embedded[-1]))
-            previous = logits[-1].argmax(dim=-1)
+            previous = self.vocab.argmax(logits[-1])
             tokens.append(previous)
         return torch.stack(logits, dim=1), torch.stack(tokens, dim=1), torch.stack(embedded, dim=1)

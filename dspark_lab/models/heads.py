@@ -7,23 +7,27 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dspark_lab.models.attention import embedding, linear
+from dspark_lab.ep.groups import ONE_RANK, RankGroup
+from dspark_lab.models.shards import column_linear, embedding, linear
 
 
 class MarkovHead(nn.Module):
-    """Vanilla: B = W1[x] W2, a low-rank bigram table added to the base logits."""
+    """Vanilla: B = W1[x] W2, a low-rank bigram table added to the base logits.
 
-    def __init__(self, vocab_size: int, rank: int, **factory: Any) -> None:
+    W2 is cut by vocabulary as the LM head is. W1 is whole on every rank: a lookup reads one row, and costs no collective.
+    """
+
+    def __init__(self, vocab_size: int, rank: int, tp: RankGroup = ONE_RANK, **factory: Any) -> None:
         super().__init__()
         self.markov_w1 = embedding(vocab_size, rank, **factory)
-        self.markov_w2 = linear(rank, vocab_size, **factory)
+        self.markov_w2 = column_linear(rank, vocab_size, tp, **factory)
 
     def embed(self, tokens: Tensor) -> Tensor:
         """W1[x]: [..] int64 to [.., r]."""
         return self.markov_w1(tokens)
 
     def bias(self, embedded: Tensor) -> Tensor:
-        """[.., r] to what is added to the logits, [.., V]."""
+        """[.., r] to what is added to this rank's logits, [.., V_local]."""
         return self.markov_w2(embedded)
 
 

@@ -13,6 +13,7 @@ from dspark_lab.config.parts import DecoderConfig
 from dspark_lab.ep.dispatch import ExpertGroup
 from dspark_lab.ep.load import EpLoad
 from dspark_lab.models.batch import ForwardBatch
+from dspark_lab.models.shards import Shard, cut
 
 
 class Router(nn.Module):
@@ -33,17 +34,26 @@ class Router(nn.Module):
 
 
 class Experts(nn.Module):
-    """One rank's experts, SwiGLU each. No step depends on values on the host, so nothing here waits for the device."""
+    """One rank's experts, SwiGLU each. No step depends on values on the host, so nothing here waits for the device.
 
-    def __init__(self, cfg: DecoderConfig, expert_ids: tuple[int, ...], **factory: Any) -> None:
+    Where ``tp_size`` ranks share each expert, this is part ``tp_rank`` of its inner dimension.
+    """
+
+    def __init__(
+        self, cfg: DecoderConfig, expert_ids: tuple[int, ...], *, tp_rank: int = 0, tp_size: int = 1, **factory: Any
+    ) -> None:
         super().__init__()
-        width, inner = cfg.hidden_size, cfg.moe_intermediate_size
+        rows = Shard(dim=0, whole=cfg.moe_intermediate_size, rank=tp_rank, size=tp_size, blocks=2)
+        width, inner = cfg.hidden_size, rows.num
         self.expert_ids = expert_ids
         """Logical ids of the experts held here, by local index."""
         self.gate_up_proj = nn.Parameter(torch.empty(len(expert_ids), 2 * inner, width, **factory))
         """[E_local, 2I, H]: gate above up."""
         self.down_proj = nn.Parameter(torch.empty(len(expert_ids), width, inner, **factory))
         """[E_local, H, I]."""
+        if tp_size > 1:
+            cut(self.gate_up_proj, rows)
+            cut(self.down_proj, Shard(dim=1, whole=cfg.moe_intermediate_size, rank=tp_rank, size=tp_size))
 
     def forward(self, x: Tensor, local_ids: Tensor, topk_weights: Tensor) -> Tensor:
         """``x`` [T, H], ``local_ids`` [T, k] (−1: not computed) to the weighted sum over k [T, H]; dropped rows give 0."""
@@ -92,7 +102,8 @@ class MoE(nn.Module):
     def __init__(self, cfg: DecoderConfig, group: ExpertGroup, **factory: Any) -> None:
         super().__init__()
         self.gate = Router(cfg, **factory)
-        self.experts = Experts(cfg, group.placement(cfg.num_experts).experts_of(group.ep_rank), **factory)
+        mine = group.placement(cfg.num_experts).experts_of(group.ep_rank)
+        self.experts = Experts(cfg, mine, tp_rank=group.moe_tp_rank, tp_size=group.parallel.moe_tp, **factory)
         self.dispatcher = group.dispatcher(cfg.num_experts, self.gate.weight.device)
         self.reads_scalar = group.reads_scalar
         self.load: EpLoad | None = None

@@ -5,16 +5,17 @@ from __future__ import annotations
 import hashlib
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 
 from dspark_lab.config.lab import LabConfig
-from dspark_lab.ep.dispatch import ExpertGroup, group_all_reduce
+from dspark_lab.ep.dispatch import ExpertGroup
+from dspark_lab.ep.groups import ONE_RANK, ParallelGroups, RankGroup, process_groups
 from dspark_lab.errors import LabError
 from dspark_lab.models import checkpoint
 from dspark_lab.models.decoder import Target
 from dspark_lab.models.drafter import Drafter
 from dspark_lab.models.moe import Experts
+from dspark_lab.models.shards import Shard, copy_whole, shard_of
 
 DTYPES: dict[str, torch.dtype] = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
@@ -23,32 +24,28 @@ KNOWN = 0.8
 
 
 def build(
-    cfg: LabConfig,
-    device: torch.device | str = "cpu",
-    ep_rank: int = 0,
-    ep_group: dist.ProcessGroup | None = None,
+    cfg: LabConfig, device: torch.device | str = "cpu", groups: ParallelGroups | None = None
 ) -> tuple[Target, Drafter]:
-    """Target and drafter of ``cfg`` on ``device``, this rank's experts only, ready for inference.
+    """Target and drafter of ``cfg`` on ``device``, this rank's part of them only, ready for inference.
 
-    ``ep_group`` (None: the default process group) adds up outputs over the EP ranks. Raises `LabError` where
-    ``ep_size > 1`` and there is no group, and where a checkpoint does not fit.
+    ``groups`` (None: of the default process group) tell which part, and join the ranks. Raises `LabError` where the config
+    needs several ranks and there are none, and where a checkpoint does not fit.
     """
+    if groups is None:
+        groups = process_groups(cfg.parallel, device)
     if cfg.model.weights == "checkpoint":
         checkpoint.check_shapes(cfg)
-    group = ExpertGroup(
-        parallel=cfg.parallel,
-        ep_rank=ep_rank,
-        mask_padding=cfg.engine.mask_padding,
-        all_reduce=group_all_reduce(ep_group) if cfg.parallel.ep_size > 1 else None,
-    )
-    return build_pair(cfg, group, device)
+    group = ExpertGroup.of(cfg.parallel, groups.moe, mask_padding=cfg.engine.mask_padding)
+    return build_pair(cfg, group, device, groups.tp)
 
 
-def build_pair(cfg: LabConfig, group: ExpertGroup, device: torch.device | str = "cpu") -> tuple[Target, Drafter]:
-    """As `build`, for an explicit `ExpertGroup`."""
+def build_pair(
+    cfg: LabConfig, group: ExpertGroup, device: torch.device | str = "cpu", tp: RankGroup = ONE_RANK
+) -> tuple[Target, Drafter]:
+    """As `build`, for an explicit `ExpertGroup` and TP group."""
     dtype = DTYPES[cfg.model.dtype]
-    target = Target(cfg.model.target, group, device=device, dtype=dtype)
-    drafter = Drafter(cfg.model, group, device=device, dtype=dtype)
+    target = Target(cfg.model.target, group, tp, device=device, dtype=dtype)
+    drafter = Drafter(cfg.model, group, tp, device=device, dtype=dtype)
     if cfg.model.weights == "checkpoint":
         checkpoint.load_weights(target, str(cfg.model.target_path))
         checkpoint.load_weights(drafter, str(cfg.model.drafter_path))
@@ -64,30 +61,34 @@ def build_pair(cfg: LabConfig, group: ExpertGroup, device: torch.device | str = 
 def init_random(module: nn.Module, seed: int) -> None:
     """Random weights whose outputs stay of order 1: N(0, 1/fan_in), norms 1 + 0.1·N(0, 1), embeddings N(0, 1).
 
-    Every tensor has a seed of its own, every expert one by its logical id: equal at any EP size and on any rank of one
-    kind of device.
+    Every tensor has a seed of its own, every expert one by its logical id, and is drawn whole before a rank takes its part:
+    equal at any EP and TP size and on any rank of one kind of device.
     """
     experts = {name: m for name, m in module.named_modules() if isinstance(m, Experts)}
     for name, tensor in module.named_parameters():
-        owner = experts.get(name.rpartition(".")[0])
+        owner, shard = experts.get(name.rpartition(".")[0]), shard_of(tensor)
         if owner is None:
-            _fill(tensor, name, seed)
+            _fill(tensor, name, seed, shard)
             continue
         for part, expert in zip(tensor, owner.expert_ids, strict=True):
-            _fill(part, f"{name}.{expert}", seed)
+            _fill(part, f"{name}.{expert}", seed, shard)
 
 
-def _fill(tensor: Tensor, name: str, seed: int) -> None:
-    """One tensor in place, drawn on its own device in float32."""
+def _fill(tensor: Tensor, name: str, seed: int, shard: Shard | None) -> None:
+    """One tensor in place, its ``shard`` of the whole one, which is drawn on its own device in float32."""
     generator = torch.Generator(tensor.device).manual_seed(_seed_of(name, seed))
-    noise = torch.randn(tensor.shape, generator=generator, device=tensor.device, dtype=torch.float32)
+    shape = list(tensor.shape) if shard is None else shard.whole_shape(tensor.shape)
+    noise = torch.randn(shape, generator=generator, device=tensor.device, dtype=torch.float32)
     if "norm" in name:
         noise = 1 + 0.1 * noise
     elif name.endswith("bias"):
         noise = 0.1 * noise
     elif "embed_tokens" not in name:
-        noise = noise * tensor.shape[-1] ** -0.5
-    tensor.copy_(noise)
+        noise = noise * shape[-1] ** -0.5
+    if shard is None:
+        tensor.copy_(noise)
+    else:
+        shard.copy(tensor, noise)
 
 
 def _seed_of(name: str, seed: int) -> int:
@@ -114,8 +115,8 @@ def init_bigram(target: Target, drafter: Drafter, seed: int) -> None:
     head = torch.zeros_like(embed)
     head[after] = embed
     head[drafter.mask_token_id] = 0
-    target.model.embed_tokens.weight.copy_(embed)
-    target.lm_head.weight.copy_(head * (24 / target.cfg.hidden_size))
+    copy_whole(target.model.embed_tokens.weight, embed)
+    copy_whole(target.lm_head.weight, head * (24 / target.cfg.hidden_size))
     _damp_layers(target, 0.6)
     _teach(drafter, embed, guess, known, generator)
 
@@ -148,11 +149,11 @@ def _damp_layers(target: Target, amount: float) -> None:
 
 def _teach(drafter: Drafter, embed: Tensor, guess: Tensor, known: Tensor, generator: torch.Generator) -> None:
     """The guess into the Markov head, faintly into row 1 of the base logits, and the flag into the confidence head."""
-    drafter.embed_tokens.weight.copy_(embed)
+    copy_whole(drafter.embed_tokens.weight, embed)
     base = torch.zeros_like(embed)
     base[guess] = embed * (4 / embed.shape[1])
     base[drafter.mask_token_id] = 0
-    drafter.lm_head.weight.copy_(base)
+    copy_whole(drafter.lm_head.weight, base)
     flag = torch.where(known, 1.0, -1.0) + 0.25 * torch.randn(len(known), generator=generator)
     if drafter.markov_head is not None:
         _teach_markov(drafter, guess, flag, generator)
@@ -173,5 +174,5 @@ def _teach_markov(drafter: Drafter, guess: Tensor, flag: Tensor, generator: torc
         w1[:, :-1] = code
         w2[guess, :-1] = code * (30 / (rank - 1))
     w2[drafter.mask_token_id] = 0
-    drafter.markov_head.markov_w1.weight.copy_(w1)
-    drafter.markov_head.markov_w2.weight.copy_(w2)
+    copy_whole(drafter.markov_head.markov_w1.weight, w1)
+    copy_whole(drafter.markov_head.markov_w2.weight, w2)

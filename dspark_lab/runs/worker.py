@@ -83,8 +83,7 @@ class Worker:
             torch.set_num_threads(1)
         self._join_group()
         self._check_memory()
-        group = dist.group.WORLD if self.world > 1 else None
-        target, drafter = build(cfg, self.device, ep_rank=self.rank, ep_group=group)
+        target, drafter = build(cfg, self.device)
         self.models = (target, drafter)
         return [DecodeEngine(arm.config, target, drafter, self.device) for arm in self.spec.arms]
 

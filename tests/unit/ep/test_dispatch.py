@@ -62,7 +62,7 @@ def test_group_is_checked():
 
 
 def test_load_counts_the_last_expert_and_drops_negatives():
-    load = EpLoad(num_layers=2, num_local_experts=3, ep_size=2, topk=2, row_bytes=16, device="cpu")
+    load = EpLoad(num_layers=2, num_local_experts=3, num_ranks=2, topk=2, row_bytes=16, device="cpu")
     load.add(1, torch.tensor([[-1, 0], [2, 2], [-1, -1]]))
     load.add(1, torch.tensor([[2, 1]]))
     report = load.report()

@@ -1,0 +1,131 @@
+"""Figures as values: widths are durations, colours mean one thing, nothing is too large, nothing empty is an error."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import plotly.graph_objects as go
+import pytest
+
+from dspark_lab.analysis.latency import compare
+from dspark_lab.trace import open_trace
+from dspark_lab.view import figures, lanes
+from dspark_lab.view.theme import COLOURS
+from tests.unit.view.conftest import capture, measured
+
+
+def bars(figure: go.Figure, name: str) -> Any:
+    return next(t for t in figure.data if t.type == "bar" and t.name == name)
+
+
+def test_timeline_widths_are_durations(traces: dict[str, Any]) -> None:
+    trace = traces["none"]
+    figure = figures.timeline(trace, steps=None)
+    drawn = np.concatenate([np.asarray(bars(figure, c).x) for c in ("compute", "communication")])
+    work = trace.kernels()
+    assert sorted(np.round(drawn * 1e3, 3)) == sorted(np.round(work["dur_us"], 3))
+    assert figure.layout.xaxis.type in (None, "linear")
+    assert all(t.type == "bar" and t.orientation == "h" for t in figure.data)
+
+
+def test_colours_mean_one_thing(traces: dict[str, Any]) -> None:
+    figure = figures.timeline(traces["none"], steps=None)
+    for name in ("compute", "communication", "draft", "verify"):
+        assert bars(figure, name).marker.color == COLOURS[name]
+    strip = figures.step_strip(traces)
+    assert bars(strip, "draft").marker.color == COLOURS["draft"]
+    assert bars(strip, "host blocked").marker.pattern.fgcolor == COLOURS["wait"]
+    assert len(set(COLOURS.values())) == len(COLOURS)
+
+
+def test_timeline_shows_the_steps_asked_for(traces: dict[str, Any]) -> None:
+    figure = figures.timeline(traces["blocking"], steps=slice(2, 3))
+    assert "step 2" in figure.layout.title.text
+    assert "profiled" in figure.layout.title.text
+    hover = " ".join(bars(figure, "host blocked").hovertext)
+    assert "cudaStreamSynchronize" in hover
+    assert "#1" in hover
+
+
+def test_timeline_merges_tiny_kernels_and_says_so(tmp_path: Path) -> None:
+    trace = open_trace(capture(tmp_path, steps=50, kernels=500))
+    figure = figures.timeline(trace, steps=None)
+    assert len(figure.to_json()) < 1_000_000
+    assert sum(len(t.x) for t in figure.data if t.type == "bar") <= 4500
+    assert "merged" in figure.layout.title.text
+    assert "merged" not in figures.timeline(trace, steps=slice(2, 3)).layout.title.text
+
+
+def test_merging_keeps_the_extent_of_each_lane() -> None:
+    start = np.arange(1000) * 10
+    boxes = pd.DataFrame({"lane": "a", "colour": "compute", "start_ns": start, "dur_ns": 5, "name": "k"})
+    few, gap = lanes.merged(boxes, ["lane", "colour"], limit=100)
+    assert gap > 0
+    assert len(few) <= 100
+    assert few["start_ns"].min() == 0
+    assert (few["start_ns"] + few["dur_ns"]).max() == 9995
+
+
+def test_cpu_trace_draws_phases_and_ops(tmp_path: Path) -> None:
+    trace = open_trace(capture(tmp_path, gpu=False))
+    figure = figures.timeline(trace)
+    assert "no GPU: phases and ops by thread" in figure.layout.title.text
+    assert {"compute", "draft", "verify"} <= {t.name for t in figure.data}
+    assert "no GPU" in figures.step_strip({"none": trace}).layout.title.text
+
+
+def test_strip_aligns_flags_and_measures(traces: dict[str, Any]) -> None:
+    figure = figures.step_strip(traces, step=3)
+    said = " ".join(a.text for a in figure.layout.annotations)
+    assert "⚑ cudaStreamSynchronize" in said
+    assert "launch lead +" in said
+    assert "launch lead −" in said or "launch lead +0.01" in said
+    first = [x for t in figure.data if t.name == "draft" for x in t.base if abs(x) < 1e-6]
+    assert len(first) == 2  # both arms begin to draft at t = 0
+    assert figure.layout.xaxis.range[0] < -0.5  # the host's part before it is in the picture
+
+
+def test_strip_of_runs_and_what_is_missing(runs: list[Any]) -> None:
+    figure = figures.step_strip([*runs, measured("pinned")])
+    assert "no step of: pinned" in figure.layout.title.text
+    assert figures.step_strip([measured("pinned")]).layout.annotations[0].text
+    assert figures.step_strip({}).layout.annotations[0].text
+    assert "99" in figures.step_strip(runs, step=99).layout.annotations[0].text
+
+
+@pytest.mark.parametrize(
+    "make", [lambda: figures.latency([]), lambda: figures.acceptance([]), lambda: figures.comparison(pd.DataFrame())]
+)
+def test_nothing_is_a_message_not_an_error(make: Any) -> None:
+    figure = make()
+    assert isinstance(figure, go.Figure)
+    assert figure.layout.annotations[0].text
+
+
+def test_latency_carries_its_label_and_its_medians(runs: list[Any]) -> None:
+    figure = figures.latency(runs)
+    assert "on Test GPU, unprofiled" in figure.layout.title.text
+    assert any("3.30" in a.text for a in figure.layout.annotations)
+    quoted = measured("none", steps=measured("none").steps.iloc[:0], quoted={"step_ms_p50": 1.5})
+    assert any("summary" in a.text for a in figures.latency(quoted).layout.annotations)
+
+
+def test_comparison_states_verdicts_and_draws_recorded_outlined(runs: list[Any]) -> None:
+    table = compare(runs)
+    figure = figures.comparison(table)
+    assert any("slower" in a.text and "▲" in a.text for a in figure.layout.annotations)
+    solid = figure.data[0].marker.color
+    outlined = figures.comparison(table.assign(source="recorded")).data[0].marker.color
+    assert solid != outlined
+
+
+def test_acceptance_states_the_identity() -> None:
+    run = measured("none")
+    figure = figures.acceptance(run)
+    assert run.acceptance is not None
+    assert list(figure.data[0].y) == pytest.approx(run.acceptance.by_position)
+    assert f"{run.acceptance.accept_length:.2f}" in figure.data[0].name
+    assert "1 + Σ" in figure.layout.title.text

@@ -1,0 +1,251 @@
+"""The panel, driven as a person would: by the values of its toggles and its buttons."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dspark_lab.config import preset
+from dspark_lab.errors import LabError, RunFailed
+from dspark_lab.runs import store
+from dspark_lab.view.panel import Panel, panel
+from tests.unit.view.conftest import FakeJob, capture, measured
+
+
+@pytest.fixture
+def shipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Recordings: none and blocking at TP 1, the same two at TP 2."""
+    traces = {a: capture(tmp_path, blocking=a == "blocking") for a in ("none", "blocking")}
+    for tp in (1, 2):
+        for alloc, ms in (("none", 3.0 / tp), ("blocking", 3.3 / tp)):
+            cfg = preset("small", alloc=alloc, tp_size=tp, use_graph=True, overlap=True)
+            run = measured(alloc, ms=ms, traces=(traces[alloc],), name=f"rec-tp{tp}-{alloc}", config=cfg)
+            run.save(tmp_path / "data" / "recorded" / run.name)
+    monkeypatch.setattr(store, "data_dir", lambda: tmp_path / "data")
+    return tmp_path
+
+
+@pytest.fixture
+def recorded_panel(shipped: Path) -> Panel:
+    return panel(strict=True)
+
+
+def live_panel(jobs: list[Any], **toggles: Any) -> Panel:
+    p = panel(source="live", strict=toggles.pop("strict", True), **toggles)
+    p.start_job = lambda cfg, **options: jobs.append((cfg, options)) or jobs[0]
+    return p
+
+
+def test_recorded_opens_with_a_finding_and_a_picture(recorded_panel: Panel) -> None:
+    p = recorded_panel
+    assert [r.config.engine.alloc for r in p.runs] == ["none", "blocking"]
+    assert "blocking: step 3.30" in p.sentence
+    assert "slower than none" in p.sentence
+    assert "recorded 2026-11-29 on Test GPU, unprofiled" in p.sentence
+    assert p.tab == "Timeline"
+    assert p.figure is not None
+    assert list(p.table["alloc"]) == ["none", "blocking"]
+    assert p.config.parallel.tp_size == 1
+    assert not p.errors
+
+
+def test_a_toggle_changes_the_picture_at_once(recorded_panel: Panel) -> None:
+    p = recorded_panel
+    for tp in (2, 1, 2):
+        p.toggles["tp_size"].value = tp
+    began = time.perf_counter()
+    p.toggles["tp_size"].value = 1
+    assert time.perf_counter() - began < 1.0  # 0.2 s on an idle machine
+    assert p.config.parallel.tp_size == 1
+    p.toggles["tp_size"].value = 2
+    assert "1.65" in p.sentence
+    p.toggles["alloc"].value = ["none"]
+    assert len(p.runs) == 1
+    assert "Choose a second strategy" in p.sentence
+    p.toggles["alloc"].value = []
+    assert "No strategy is chosen" in p.sentence
+
+
+def test_what_has_no_recording_is_disabled_and_says_why(recorded_panel: Panel) -> None:
+    t = recorded_panel.toggles
+    assert "no recording at EP 2, 3, 4, 8: there is EP 1" in t["ep_size"].reason
+    assert t["ep_size"].control.disabled
+    assert t["ep_size"].control.tooltip == t["ep_size"].reason
+    assert t["alloc"].boxes["pinned"].disabled
+    assert "no recording at TP 1, EP 1" in t["alloc"].reason
+    assert t["num_steps"].control.disabled
+    assert t["preset"].value == "small"  # the recording's own
+    with pytest.raises(LabError, match="This machine"):
+        recorded_panel.run()
+
+
+def test_rules_of_the_config_disable_and_say_why() -> None:
+    p = live_panel([])
+    t = p.toggles
+    assert "EP 3 does not divide" in t["ep_size"].reason
+    assert "graph_slot needs graphs" in t["alloc"].reason
+    assert "threshold is read with verify" in t["confidence_threshold"].reason
+    t["ep_size"].value = 2
+    assert t["alloc"].boxes["none"].disabled
+    assert "none" not in t["alloc"].value
+    t["mask_padding"].value = False
+    assert not t["alloc"].boxes["none"].disabled
+    assert "none" in t["alloc"].value  # what was ticked comes back
+    t["verify"].value = "threshold"
+    t["confidence_threshold"].value = 0.5
+    assert p.config.engine.confidence_threshold == 0.5
+    assert p.config.parallel.ep_size == 2
+    assert not p.errors
+
+
+def test_settings_of_a_live_run_survive_a_look_at_recordings(shipped: Path) -> None:
+    p = panel(source="live", strict=True, batch_size=8, num_steps=32)
+    p.source = "recorded"
+    assert p.config.preset == "small"
+    p.source = "live"
+    assert p.config.engine.batch_size == 8
+    assert p.toggles["num_steps"].value == 32
+    assert p.toggles["preset"].value == "tiny"
+
+
+def test_run_measures_outside_and_shows(runs: list[Any]) -> None:
+    jobs: list[Any] = [FakeJob(runs)]
+    p = live_panel(jobs, alloc=["none", "blocking"], num_steps=16)
+    assert "Nothing measured here yet" in p.sentence
+    p.run()
+    assert p.frame.run.disabled
+    assert not p.frame.stop.disabled
+    assert [r.name for r in p.wait(10)] == ["tiny-none", "tiny-blocking"]
+    cfg, options = jobs[1]
+    assert cfg.engine.alloc == "none"
+    assert options["alloc"] == ["none", "blocking"]
+    assert options["num_steps"] == 16
+    assert "measured" in p.sentence
+    assert not p.frame.run.disabled
+    assert p.frame.stop.disabled
+    p.toggles["batch_size"].value = 8
+    assert "measured with other settings (batch_size 4)" in p.sentence
+    p.toggles["batch_size"].value = 4
+    p.toggles["alloc"].value = ["none", "blocking", "pinned"]
+    assert "not measured yet: pinned" in p.sentence
+
+
+def test_stop_keeps_what_was_measured(runs: list[Any]) -> None:
+    stopped = [measured("none", status="stopped")]
+    p = live_panel([FakeJob(stopped, looks=10**9)], alloc=["none", "blocking"])
+    p.run()
+    time.sleep(0.3)
+    assert "arm blocking" in p.frame.status.value
+    with pytest.raises(LabError, match="runs already"):
+        p.run()
+    p.stop()
+    p.wait(5)
+    assert [r.status for r in p.runs] == ["stopped"]
+    assert "stopped early" in p.sentence
+
+
+def test_a_failed_job_is_red_and_the_last_picture_stays(runs: list[Any]) -> None:
+    p = live_panel([FakeJob(runs)], alloc=["none", "blocking"], strict=False)
+    p.run()
+    p.wait(10)
+    before, said = p.figure, p.sentence
+    p.start_job = lambda cfg, **o: FakeJob([], error=RunFailed("rank 1 ended with code 1 in draft; see rank1.log"))
+    p.run()
+    p.wait(10)
+    assert "rank 1 ended" in p.guard.widget.value
+    assert isinstance(p.errors[-1], RunFailed)
+    assert p.figure is before
+    assert p.sentence == said
+    p.toggles["alloc"].value = ["none"]
+    assert not p.guard.widget.value  # the next thing that works clears the line
+
+
+def test_nothing_is_hidden(recorded_panel: Panel, monkeypatch: pytest.MonkeyPatch) -> None:
+    p = recorded_panel
+    before = p.figure
+
+    def broken() -> None:
+        raise RuntimeError("a <bug>")
+
+    monkeypatch.setattr(p, "_refresh", broken)
+    with pytest.raises(RuntimeError):
+        p.toggles["tp_size"].value = 2
+    p.guard.strict = False
+    p.toggles["tp_size"].value = 1
+    assert "a &lt;bug&gt;" in p.guard.widget.value
+    assert "<details" in p.guard.widget.value
+    assert len(p.errors) == 2
+    assert p.figure is before
+
+
+def test_a_broken_watch_is_red() -> None:
+    class Broken(FakeJob):
+        def poll(self) -> Any:
+            raise OSError("progress.jsonl is gone")
+
+    p = live_panel([Broken([])], alloc=["none"])
+    p.run()
+    with contextlib.suppress(OSError):  # raised by whichever looked first, this wait or the watching thread
+        p.wait(5)
+    assert "progress.jsonl is gone" in p.guard.widget.value
+    assert isinstance(p.errors[-1], OSError)
+
+
+def test_code_makes_the_same_picture(recorded_panel: Panel, monkeypatch: pytest.MonkeyPatch) -> None:
+    p = recorded_panel
+    for tab in ("Timeline", "Latency", "Compare", "Acceptance"):
+        p.tab = tab
+        assert len(p.code.splitlines()) == 5
+        names: dict[str, Any] = {}
+        exec(p.code, names)
+        assert p.figure is not None
+        assert names["figure"].to_plotly_json()["layout"]["title"] == p.figure.to_plotly_json()["layout"]["title"]
+    live = live_panel([], alloc=["none", "blocking"], ep_size=1, batch_size=8)
+    assert "lab.preset('tiny', alloc='none', batch_size=8)" in live.code
+    assert "lab.sweep(cfg, alloc=['none', 'blocking'], num_steps=64" in live.code
+    compile(live.code, "code", "exec")
+
+
+def test_trace_file_and_export(recorded_panel: Panel, tmp_path: Path) -> None:
+    p = recorded_panel
+    p.tab = "Trace file"
+    tab: Any = p._tabs["Trace file"]
+    tab.path.value = str(capture(tmp_path, blocking=True))
+    assert "cudaStreamSynchronize" in tab._summary.value
+    assert "open_trace" in p.code
+    drawn = p.figure
+    with pytest.raises(LabError, match="no such file"):
+        tab.path.value = "/nowhere.json"
+    assert p.figure is drawn
+    p.tab = "Export"
+    export: Any = p._tabs["Export"]
+    export.folder.value = str(tmp_path / "tb")
+    export.write.click()
+    assert list((tmp_path / "tb").rglob("*.pt.trace.json*"))
+    assert "tensorboard --logdir" in export.said.value
+
+
+def test_start_values_are_checked() -> None:
+    with pytest.raises(LabError, match="ep_size"):
+        panel(source="live", epsize=2)
+    with pytest.raises(LabError, match="source"):
+        panel(source="internet")
+    with pytest.raises(LabError, match="blocking"):
+        panel(source="live", alloc=["bloking"])
+
+
+def test_without_recordings_it_opens_on_this_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(store, "data_dir", lambda: tmp_path)
+    p = panel(strict=True)
+    assert p.source == "live"
+
+
+def test_a_saved_notebook_still_shows_the_finding(recorded_panel: Panel) -> None:
+    bundle = recorded_panel._repr_mimebundle_()
+    assert "application/vnd.jupyter.widget-view+json" in bundle
+    assert "slower" in bundle["text/html"]
+    assert "<table" in bundle["text/html"]

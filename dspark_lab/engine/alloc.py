@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from dspark_lab.config import Alloc, ParallelConfig, parse_alloc
-from dspark_lab.errors import LabError
 from dspark_lab.plan.padding import enable_num_token_non_padded
 
 RING = 8
@@ -28,7 +27,7 @@ class ScalarSource:
         self.builds = self.how.builds(enable_num_token_non_padded(parallel))
         """Decided once: the predicate is a pure function of the config, so the hot path holds one branch."""
         self.num_built = 0
-        self._transfer: Callable[[int], Tensor] = self._prepare()
+        self._transfer: Callable[[int], Tensor | None] = self._prepare()
 
     def make(self, num_tokens: int) -> Tensor | None:
         """``num_tokens`` as one int32 element on the device, or None where the guard says that nobody needs it."""
@@ -37,11 +36,7 @@ class ScalarSource:
         self.num_built += 1
         return self._transfer(num_tokens)
 
-    def _prepare(self) -> Callable[[int], Tensor]:
-        if self.how.transfer == "graph_slot":
-            raise LabError(
-                "alloc='graph_slot' needs captured CUDA graphs, which this version does not run; choose 'persistent'."
-            )
+    def _prepare(self) -> Callable[[int], Tensor | None]:
         if self.how.transfer == "pinned":
             pin = self.device.type == "cuda"
             self._ring = torch.empty(RING, 1, dtype=torch.int32, pin_memory=pin)
@@ -49,12 +44,11 @@ class ScalarSource:
         if self.how.transfer == "persistent":
             self._buffer = torch.zeros(1, dtype=torch.int32, device=self.device)
         return {
-            "none": self._blocking,
             "blocking": self._blocking,
             "non_blocking": self._non_blocking,
             "pinned": self._pinned,
             "persistent": self._persistent,
-        }[self.how.transfer]
+        }.get(self.how.transfer, _not_made_here)
 
     def _blocking(self, n: int) -> Tensor:
         return torch.tensor(n, dtype=torch.int32, device=self.device)
@@ -70,6 +64,11 @@ class ScalarSource:
 
     def _persistent(self, n: int) -> Tensor:
         return self._buffer.fill_(n)
+
+
+def _not_made_here(num_tokens: int) -> Tensor | None:
+    """``graph_slot``: the count is written into the captured graph's own input at replay. ``none``: never built."""
+    return None
 
 
 def make_num_token_non_padded(

@@ -52,6 +52,7 @@ def generate(
         while waiting and len(engine.active) < cfg.engine.batch_size:
             engine.join(waiting.pop())
         engine.step()
+    engine.drain()
     return [
         Generated(tokens=r.tokens, acceptance_lengths=r.acceptance_lengths, proposal_lengths=r.proposal_lengths)
         for r in requests

@@ -26,6 +26,11 @@ class Request:
     proposal_lengths: list[int] = field(default_factory=list)
 
     @property
+    def limit(self) -> int:
+        """Rounds start only below this length."""
+        return len(self.prompt) + self.max_new_tokens
+
+    @property
     def finished(self) -> bool:
         """Rounds run while Σ accept_length < max_new_tokens."""
         return sum(self.acceptance_lengths) >= self.max_new_tokens

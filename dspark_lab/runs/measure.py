@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from dspark_lab import device as hardware
-from dspark_lab.engine.decode import DecodeEngine
+from dspark_lab.engine.decode import DecodeEngine, Round
 from dspark_lab.engine.request import Request, workload
 
 CAPTURE_WARMUP = 2
@@ -60,11 +60,20 @@ class Stepper:
             joined = True
         return joined
 
-    def count(self, done: Any) -> int:
-        """Adds a round to the acceptance histograms; returns the tokens it committed."""
-        np.add.at(self.block.accepted, np.array(done.accept_lengths) - 1, 1)
-        np.add.at(self.block.proposed, np.array(done.proposal_lengths), 1)
-        return sum(done.accept_lengths)
+    def row(self, step: int, **values: Any) -> None:
+        """A row of the step table; its round's counts follow when the results arrive."""
+        self.block.rows.append({"step": step, "num_requests": 0, "num_committed": 0, **values})
+
+    def count(self, done: list[Round], *, first: int) -> None:
+        """Adds rounds from number ``first`` on to the acceptance histograms and to their rows."""
+        for r in done:
+            if r.index < first:
+                continue
+            np.add.at(self.block.accepted, np.array(r.accept_lengths, dtype=np.int64) - 1, 1)
+            np.add.at(self.block.proposed, np.array(r.proposal_lengths, dtype=np.int64), 1)
+            if r.index - first < len(self.block.rows):
+                counts = {"num_requests": len(r.accept_lengths), "num_committed": sum(r.accept_lengths)}
+                self.block.rows[r.index - first].update(counts)
 
     def close(self) -> Block:
         """Digest of all committed tokens, in request order."""
@@ -88,12 +97,12 @@ def timed_block(engine: DecodeEngine, *, num_steps: int, warmup: int, on_step: C
             done = engine.step()
             clock.stop()
             if i >= warmup:
-                committed = stepper.count(done)
-                row = {"step": i - warmup, "num_requests": len(done.accept_lengths), "num_committed": committed}
-                stepper.block.rows.append(row)
+                stepper.row(i - warmup)
+            stepper.count(done, first=warmup)
             on_step(i)
     except Stopped:
         stepper.block.stopped = True
+    stepper.count(engine.drain(), first=warmup)
     for row, (step_us, host_us) in zip(stepper.block.rows, clock.read()[warmup:], strict=True):
         row.update(step_us=step_us, host_us=host_us, profiled=False)
     return stepper.close()
@@ -126,12 +135,13 @@ def captured_block(
                 done = engine.step()
                 clock.stop()
                 if i >= CAPTURE_WARMUP:
-                    row = {"step": i - CAPTURE_WARMUP, "num_requests": len(done.accept_lengths), "profiled": True}
-                    stepper.block.rows.append(row | {"num_committed": stepper.count(done)})
+                    stepper.row(i - CAPTURE_WARMUP, profiled=True)
+                stepper.count(done, first=CAPTURE_WARMUP)
                 on_step(i)
                 if i == CAPTURE_WARMUP + num_steps - 1:
                     hardware.synchronize(engine.device)
                 prof.step()
+        stepper.count(engine.drain(), first=CAPTURE_WARMUP)
     finally:
         hardware.name_phases(False)
     for row, (step_us, host_us) in zip(stepper.block.rows, clock.read()[CAPTURE_WARMUP:], strict=True):
@@ -147,8 +157,9 @@ def counted_block(engine: DecodeEngine, *, num_steps: int, on_step: Callable[[in
         stepper = Stepper(engine, on_step)
         for i in range(num_steps):
             stepper.refill()
-            stepper.count(engine.step())
+            engine.step()
             on_step(i)
+        engine.drain()
     finally:
         for layer in (*engine.target.model.moe_layers, *engine.drafter.moe_layers):
             layer.load = None

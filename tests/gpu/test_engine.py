@@ -51,12 +51,10 @@ def test_lossless_in_float32(experts: int) -> None:
 @pytest.mark.parametrize("name", ["tiny", "small"])
 def test_a_round_waits_for_the_host_nowhere_but_at_its_end(name: str) -> None:
     toggles = {"prompt_len": 32, "max_new_tokens": 64} if name == "small" else {"dtype": "bfloat16"}
-    engine = started(preset(name, device="cuda", batch_size=3, alloc="on_demand", **toggles))
-    state = engine.state()
+    engine = started(preset(name, device="cuda", batch_size=3, alloc="on_demand", overlap=True, **toggles))
     with syncs_are_errors():
-        proposal, _ = engine.proposer.propose(state)
-        batch = engine.build_verify_batch(state, proposal.draft_tokens)
-        engine.target.forward(batch, engine.target_cache, capture_layers=engine.cfg.model.drafter.target_layer_ids)
+        engine.rounds.draft(4, max_keys=64, num_requests=3, num_token_non_padded=None)
+        engine.rounds.verify(4, max_keys=64, num_requests=3, num_token_non_padded=None)
 
 
 @torch.inference_mode()

@@ -26,7 +26,13 @@ def models() -> Callable[[LabConfig], tuple[Target, Drafter]]:
     """Target and drafter of a config, built once a model part."""
 
     def get(cfg: LabConfig) -> tuple[Target, Drafter]:
-        base = preset("tiny", device="cpu", **{k: v for k, v in cfg.to_dict().items() if k in cfg_model_names(cfg)})
+        base = preset(
+            "tiny",
+            device="cpu",
+            prompt_len=1,
+            max_new_tokens=1,
+            **{k: v for k, v in cfg.to_dict().items() if k in cfg_model_names(cfg)},
+        )
         return _models(base)
 
     return get

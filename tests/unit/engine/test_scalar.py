@@ -137,7 +137,7 @@ def check_cpu_count(batch: ForwardBatch, idle: bool) -> None:
 def test_a_wrong_host_count_is_refused(monkeypatch) -> None:
     eng = engine(preset("tiny", device="cpu", batch_size=3))
     eng.join(Request(prompt=[3, 1, 4], max_new_tokens=64))
-    batch = eng.proposer.build_batch(eng.state())
+    batch = eng.rounds.build_verify_batch(1, max_keys=16, num_requests=1, num_token_non_padded=None)
     for wrong in (0, -1, batch.num_tokens + 1, None):
         batch.num_token_non_padded_cpu = wrong  # type: ignore[assignment]
         with pytest.raises(LabError, match="num_token_non_padded_cpu"):
@@ -201,8 +201,6 @@ def test_persistent_keeps_its_address() -> None:
     assert first.data_ptr() == second.data_ptr()
 
 
-def test_graph_slot_is_refused_by_name() -> None:
-    with pytest.raises(LabError, match="graph_slot"):
-        ScalarSource("graph_slot", EP2, CPU)
-    with pytest.raises(LabError, match="use_graph=True"):
+def test_graphs_are_refused_without_a_gpu_by_name() -> None:
+    with pytest.raises(LabError, match="use_graph=True needs a GPU"):
         engine(preset("tiny", device="cpu", ep_size=2, use_graph=True, alloc="graph_slot"))

@@ -1,0 +1,105 @@
+"""`RoundGraphs`: draft and verify of a round as two captured graphs a bucket, and what fills the scalar's slots."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch.distributed as dist
+from torch import Tensor
+
+from dspark_lab.config import LabConfig
+from dspark_lab.engine.graphs import Checks, GraphRunner, StaticInput
+from dspark_lab.engine.rounds import Rounds
+from dspark_lab.errors import LabError
+
+
+class RoundGraphs:
+    """Two `GraphRunner`s over one `Rounds`. The batch's state lies in static buffers that the graphs themselves move on, so a
+    replay fills nothing but the scalar's slot."""
+
+    def __init__(self, rounds: Rounds, cfg: LabConfig, *, checks: Checks = Checks()) -> None:  # noqa: B008
+        self.rounds, self.cfg = rounds, cfg
+        self.buckets = [b for b in cfg.engine.buckets if b <= rounds.state.max_rows]
+        self._predicate = cfg.needs_scalar
+        self._writes_slot = cfg.engine.how.transfer == "graph_slot"
+        self._slot_holds: int | None = None
+        self.drafts = self._runner("draft", rounds.draft, rounds.gamma, checks)
+        self.verifies = self._runner("verify", rounds.verify, rounds.width, checks)
+        self.capture()
+
+    def capture(self) -> None:
+        """Captures both over padded rows only, which write to the dummy slot: no request's cache is touched."""
+        table = self.rounds.state.table.clone()
+        self.rounds.state.clear()
+        self.drafts.capture()
+        self.verifies.capture()
+        self.rounds.state.table.copy_(table)
+
+    def draft(self, bs: int, scalar: Tensor | None) -> None:
+        """Replays the draft graph for ``bs`` requests. ``scalar`` is what the strategy made; unused where nobody reads it."""
+        self._admit(self.drafts, bs)
+        if not self._predicate:
+            self.drafts.replay(bs)
+            return
+        self.drafts.replay(bs, num_token_non_padded=self._slot_value(bs) if self._writes_slot else scalar)
+
+    def verify(self, bs: int) -> None:
+        """Replays the verify graph; its count goes straight into the slot, under every strategy."""
+        self._admit(self.verifies, bs)
+        self.verifies.replay(bs, num_token_non_padded=bs * self.rounds.width if self._predicate else None)
+
+    def report(self) -> list[dict[str, Any]]:
+        """Capture time and memory by graph and bucket."""
+        return [*self.drafts.report(), *self.verifies.report()]
+
+    def destroy(self) -> None:
+        self.drafts.destroy()
+        self.verifies.destroy()
+
+    def _slot_value(self, bs: int) -> Tensor | int:
+        """The count, or the slot itself where it holds that count already: then nothing is written."""
+        n, slot = bs * self.rounds.gamma, self.drafts.slot
+        assert slot is not None
+        if self._slot_holds == n:
+            return slot
+        self._slot_holds = n
+        return n
+
+    @staticmethod
+    def _admit(runner: GraphRunner, bs: int) -> None:
+        reason = runner.refusal(bs)
+        if reason is not None:
+            raise LabError(f"{runner.name} graph cannot be replayed: {reason}.")
+
+    def _runner(self, name: str, fn: Callable[..., None], width: int, checks: Checks) -> GraphRunner:
+        rounds, context = self.rounds, self.cfg.model.context_len
+
+        def captured(rows: Tensor, num_token_non_padded: Tensor | None = None) -> Tensor:
+            b = rows.shape[0]
+            fn(b, max_keys=context, num_requests=b, num_token_non_padded=num_token_non_padded)
+            return rounds.packed[:b]
+
+        return GraphRunner(
+            captured,
+            {"rows": StaticInput(buffer=rounds.state.anchors, pad=None)},
+            buckets=self.buckets,
+            device=rounds.device,
+            width=width,
+            predicate=lambda: self._predicate,
+            state=lambda: {"table": rounds.state.table, "num_rounds": rounds.num_rounds},
+            watch=lambda: {
+                "target cache": rounds.target_cache.k,
+                "draft cache": rounds.draft_cache.k,
+                "state": rounds.state.table,
+                "drafts": rounds.drafts,
+            },
+            barrier=_barrier,
+            checks=checks,
+            name=name,
+        )
+
+
+def _barrier() -> None:
+    if dist.is_available() and dist.is_initialized():
+        dist.barrier()

@@ -1,0 +1,67 @@
+"""`add_rms_norm` as one kernel: a program a row, which stays in registers between the sum and the norm."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+
+@triton.jit
+def _add_rms_norm(
+    x_ptr,
+    residual_ptr,
+    weight_ptr,
+    normed_ptr,
+    total_ptr,
+    x_stride,
+    residual_stride,
+    eps,
+    H: tl.constexpr,
+    BLOCK_H: tl.constexpr,
+    ADD: tl.constexpr,
+):
+    row = tl.program_id(0).to(tl.int64)
+    cols = tl.arange(0, BLOCK_H)
+    inside = cols < H
+    x = tl.load(x_ptr + row * x_stride + cols, mask=inside, other=0.0)
+    weight = tl.load(weight_ptr + cols, mask=inside, other=0.0).to(tl.float32)
+    total = x.to(tl.float32)
+    if ADD:
+        residual = tl.load(residual_ptr + row * residual_stride + cols, mask=inside, other=0.0)
+        # The sum is rounded first: torch norms what it has stored.
+        rounded = (total + residual.to(tl.float32)).to(x.dtype)
+        tl.store(total_ptr + row * H + cols, rounded, mask=inside)
+        total = rounded.to(tl.float32)
+    scale = tl.rsqrt(tl.sum(total * total, axis=0) / H + eps)
+    tl.store(normed_ptr + row * H + cols, (total * scale * weight).to(x.dtype), mask=inside)
+
+
+def add_rms_norm(x: Tensor, residual: Tensor | None, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """As `reference.add_rms_norm`. Rows of ``x`` and ``residual`` may be strided; the last dimension is contiguous."""
+    rows, width = x.shape
+    if x.stride(1) != 1 or (residual is not None and residual.stride(1) != 1):
+        raise ValueError(f"the last dimension must be contiguous, and x has strides {x.stride()}; call .contiguous().")
+    if weight.shape != (width,) or (residual is not None and residual.shape != x.shape):
+        raise ValueError(f"x {tuple(x.shape)}, residual and weight {tuple(weight.shape)} do not belong together.")
+    normed = torch.empty(rows, width, dtype=x.dtype, device=x.device)
+    total = x if residual is None else torch.empty_like(normed)
+    if rows == 0:
+        return normed, total
+    block = triton.next_power_of_2(width)
+    _add_rms_norm[(rows,)](
+        x,
+        x if residual is None else residual,
+        weight,
+        normed,
+        total,
+        x.stride(0),
+        0 if residual is None else residual.stride(0),
+        eps,
+        H=width,
+        BLOCK_H=block,
+        ADD=residual is not None,
+        num_warps=max(1, min(16, block // 512)),
+    )
+    return normed, total

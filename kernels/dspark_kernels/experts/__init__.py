@@ -1,0 +1,75 @@
+"""Experts: grouped SwiGLU over the experts of one rank and the weighted sum over k, for the few rows of a decode step."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from dspark_kernels.experts import reference
+
+if TYPE_CHECKING:
+    from dspark_kernels.experts.kernel import Tiles
+
+__all__ = ["experts"]
+
+
+def experts(
+    x: Tensor,
+    local_ids: Tensor,
+    topk_weights: Tensor,
+    gate_up: Tensor,
+    down: Tensor,
+    *,
+    residual: Tensor | None = None,
+    tiles: Tiles | None = None,
+) -> Tensor:
+    """``x`` [T, H], ``local_ids`` [T, k] (−1: not computed) and ``topk_weights`` [T, k] to [T, H]; see `reference.experts`.
+
+    ``gate_up`` [E, 2I, H] and ``down`` [E, H, I] are contiguous and of the dtype of ``x``. Nothing waits for the device
+    and no grid depends on values, so it can be captured in a CUDA graph. The same inputs give the same bits.
+    ``tiles`` replaces the table's choice (Triton only).
+
+    Raises:
+        ValueError: shapes, dtypes or strides that do not fit.
+    """
+    _check(x, local_ids, topk_weights, gate_up, down, residual)
+    if not _on_triton(x):
+        return reference.experts(x, local_ids, topk_weights, gate_up, down, residual=residual)
+    from dspark_kernels.experts import kernel
+
+    residual = None if residual is None else residual.contiguous()
+    return kernel.experts(
+        x.contiguous(), local_ids.contiguous(), topk_weights.contiguous(), gate_up, down, residual=residual, tiles=tiles
+    )
+
+
+def _check(
+    x: Tensor, local_ids: Tensor, topk_weights: Tensor, gate_up: Tensor, down: Tensor, residual: Tensor | None
+) -> None:
+    if x.dim() != 2 or local_ids.dim() != 2 or local_ids.shape[0] != x.shape[0]:
+        raise ValueError(f"x {tuple(x.shape)} and local_ids {tuple(local_ids.shape)} must be [T, H] and [T, k].")
+    if topk_weights.shape != local_ids.shape:
+        raise ValueError(f"topk_weights has the shape {tuple(topk_weights.shape)}, local_ids {tuple(local_ids.shape)}.")
+    num_experts, width, inner = down.shape
+    if width != x.shape[1] or tuple(gate_up.shape) != (num_experts, 2 * inner, width):
+        raise ValueError(
+            f"gate_up {tuple(gate_up.shape)} and down {tuple(down.shape)} must be [E, 2I, H] and [E, H, I], H = {x.shape[1]}."
+        )
+    if not x.dtype == gate_up.dtype == down.dtype:
+        raise ValueError(f"x, gate_up and down need one dtype, not {x.dtype}, {gate_up.dtype} and {down.dtype}.")
+    if not (gate_up.is_contiguous() and down.is_contiguous()):
+        raise ValueError("gate_up and down must be contiguous: copying them would cost more than the product.")
+    if residual is not None and residual.shape != x.shape:
+        raise ValueError(f"residual has the shape {tuple(residual.shape)}, x {tuple(x.shape)}.")
+
+
+def _on_triton(x: Tensor) -> bool:
+    """On CUDA, and under Triton's interpreter but for bfloat16, whose products are wrong there."""
+    if find_spec("triton") is None or not x.numel():
+        return False
+    from dspark_kernels.experts import kernel
+
+    return x.is_cuda or (kernel.INTERPRETED and x.dtype != torch.bfloat16)

@@ -1,0 +1,68 @@
+"""Router: softmax over all experts, top-k, renormalisation, map to physical experts, mask of padded rows; in one kernel."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from types import ModuleType
+
+from torch import Tensor
+
+from dspark_kernels.router import reference
+
+__all__ = ["gate_and_route", "route"]
+
+
+def route(
+    logits: Tensor, k: int, *, renormalize: bool, count: Tensor | None = None, physical: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """``logits`` [T, E] to ``topk_ids`` [T, k] int64 and ``topk_weights`` [T, k] float32; see `reference.route`.
+
+    Raises:
+        ValueError: shapes or dtypes that do not fit.
+    """
+    _check(logits, logits.shape[-1], k, count, physical)
+    return _backend(logits).route(logits, k, renormalize=renormalize, count=count, physical=physical)
+
+
+def gate_and_route(
+    x: Tensor,
+    gate: Tensor,
+    k: int,
+    *,
+    renormalize: bool,
+    count: Tensor | None = None,
+    physical: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """`route` of ``x`` [T, H] · ``gate`` [E, H]ᵀ with the logits in float32 throughout.
+
+    Raises:
+        ValueError: shapes or dtypes that do not fit.
+    """
+    if gate.dim() != 2 or x.shape[-1] != gate.shape[1] or x.dtype != gate.dtype:
+        raise ValueError(
+            f"x {tuple(x.shape)} {x.dtype} and gate {tuple(gate.shape)} {gate.dtype} need one H and dtype."
+        )
+    _check(x, gate.shape[0], k, count, physical)
+    backend = _backend(x, dots=True)
+    return backend.gate_and_route(x, gate, k, renormalize=renormalize, count=count, physical=physical)
+
+
+def _check(rows: Tensor, num_experts: int, k: int, count: Tensor | None, physical: Tensor | None) -> None:
+    if rows.dim() != 2:
+        raise ValueError(f"Rows must have two dimensions, not the shape {tuple(rows.shape)}.")
+    if not 1 <= k <= num_experts:
+        raise ValueError(f"k={k} is not within 1 to {num_experts}, the number of experts.")
+    if count is not None and count.numel() != 1:
+        raise ValueError(f"count must hold one element, not {count.numel()}.")
+    if physical is not None and tuple(physical.shape) != (num_experts,):
+        raise ValueError(f"physical must have the shape ({num_experts},), not {tuple(physical.shape)}.")
+
+
+def _backend(rows: Tensor, *, dots: bool = False) -> ModuleType:
+    """Triton on CUDA and under its interpreter (but for bfloat16 products, which are wrong there); else plain torch."""
+    if find_spec("triton") is None or not rows.numel():
+        return reference
+    from dspark_kernels.router import kernel
+
+    interpreted = kernel.INTERPRETED and not (dots and str(rows.dtype) == "torch.bfloat16")
+    return kernel if rows.is_cuda or interpreted else reference

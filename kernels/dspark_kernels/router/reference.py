@@ -1,0 +1,53 @@
+"""The router in plain torch."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+DROPPED = -1
+"""The expert id of a row that nobody computes."""
+
+
+def route(
+    logits: Tensor, k: int, *, renormalize: bool, count: Tensor | None = None, physical: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """The best ``k`` experts of each row and their weights.
+
+    Args:
+        logits: [T, E], any float.
+        k: experts a row, at most E.
+        renormalize: whether the k weights are made to sum to 1.
+        count: int32, one element on the device: rows from there on are padding.
+        physical: [E] int64, logical to physical expert; the mask comes after it, since −1 would index its last entry.
+
+    Returns:
+        ``topk_ids`` [T, k] int64, by falling weight, and ``topk_weights`` [T, k] float32. Padded rows hold −1 and 0.
+        Softmax is in float32 over all E. Of experts with equal weight the lower logical id comes first (`torch.topk`
+        promises no order there, so a sort takes its place).
+    """
+    probs = logits.softmax(dim=-1, dtype=torch.float32)
+    weights, ids = probs.sort(dim=-1, descending=True, stable=True)
+    weights, ids = weights[:, :k], ids[:, :k]
+    if renormalize:
+        weights = weights / weights.sum(dim=-1, keepdim=True)
+    if physical is not None:
+        ids = physical[ids]
+    if count is not None:
+        real = torch.arange(logits.shape[0], device=logits.device)[:, None] < count.reshape(1, 1)
+        ids, weights = torch.where(real, ids, DROPPED), torch.where(real, weights, 0.0)
+    return ids.contiguous(), weights.contiguous()
+
+
+def gate_and_route(
+    x: Tensor,
+    gate: Tensor,
+    k: int,
+    *,
+    renormalize: bool,
+    count: Tensor | None = None,
+    physical: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """`route` of the logits ``x`` [T, H] · ``gate`` [E, H]ᵀ, which stay in float32: no rounding to the dtype of ``x``."""
+    logits = x.float() @ gate.float().T
+    return route(logits, k, renormalize=renormalize, count=count, physical=physical)

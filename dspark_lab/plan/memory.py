@@ -52,4 +52,6 @@ def _decoder_params(c: DecoderConfig, p: ParallelConfig) -> int:
     moe = c.num_experts * c.hidden_size + experts  # the router is whole
     num_moe = c.num_moe_layers
     embeddings = -(-c.vocab_size // p.tp_size) * c.hidden_size * (1 if c.tie_word_embeddings else 2)
-    return c.num_hidden_layers * attention + num_moe * moe + (c.num_hidden_layers - num_moe) * dense + embeddings
+    norms = 2 * c.num_hidden_layers * (c.hidden_size + c.head_dim) + c.hidden_size
+    layers = c.num_hidden_layers * attention + num_moe * moe + (c.num_hidden_layers - num_moe) * dense
+    return layers + norms + embeddings

@@ -59,6 +59,14 @@ def test_small_has_the_shape_that_was_asked_for() -> None:
         ({"tp_size": 2, "ep_size": 4, "attn_dp": 3}, ["world size"]),
         ({"target_num_experts": 0, "draft_num_experts": 0, "ep_size": 2}, ["needs experts"]),
         ({"host_work_us": float("nan")}, ["host_work_us"]),
+        ({"tp_size": 4}, ["tp_size=4", "target's num_key_value_heads=2", "1, 2."]),
+        ({"tp_size": 3}, ["tp_size=3", "1, 2."]),
+        ({"tp_size": 2, "draft_num_key_value_heads": 1}, ["drafter's num_key_value_heads=1", ": 1."]),
+        ({"tp_size": 2, "target_mlp_only_layers": (0,), "target_intermediate_size": 127}, ["intermediate_size=127"]),
+        (
+            {"tp_size": 2, "draft_moe_intermediate_size": 33},
+            ["drafter's moe_intermediate_size=33", "ep_size=2", "1, 3, 11, 33"],
+        ),
     ],
 )
 def test_bad_values_are_named_with_the_way_out(toggles: dict, said: list[str]) -> None:
@@ -99,3 +107,14 @@ def test_world_size_is_derived_and_whole() -> None:
     assert (p.world_size, p.replicas, p.moe_tp) == (4, 4, 1)
     p = preset("tiny", tp_size=2).parallel
     assert (p.world_size, p.replicas, p.moe_tp) == (2, 1, 2)
+    p = preset("tiny", tp_size=2, ep_size=4).parallel
+    assert (p.world_size, p.replicas, p.moe_tp) == (4, 2, 1)
+
+
+def test_tp_sizes_that_divide_are_legal() -> None:
+    assert preset("tiny", tp_size=2, target_vocab_size=255, draft_vocab_size=255, mask_token_id=0).parallel.tp_size == 2
+    preset("tiny", tp_size=2, target_intermediate_size=127)  # no dense layer reads it
+    preset(
+        "tiny", tp_size=2, ep_size=2, target_moe_intermediate_size=63, draft_moe_intermediate_size=63
+    )  # whole experts
+    preset("small", tp_size=4)

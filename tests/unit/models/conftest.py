@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from dspark_lab.config.parts import DecoderConfig, DrafterConfig, ModelConfig
+from dspark_lab.config.parts import DecoderConfig, DrafterConfig, ModelConfig, ParallelConfig
+from dspark_lab.ep.groups import ONE_RANK, ParallelGroups
 from dspark_lab.models.batch import ForwardBatch, ForwardMode
 
 
@@ -64,6 +67,65 @@ def model_config(**changes) -> ModelConfig:
     return ModelConfig(target=target, draft=decoder_config(**changes), drafter=drafter, context_len=64)
 
 
+class ThreadRank:
+    """One of the threads that stand for the ranks of a group; counts what it sends."""
+
+    def __init__(self, rank: int, parts: list[Tensor], barrier: threading.Barrier) -> None:
+        self.rank, self.size, self.parts, self.barrier = rank, len(parts), parts, barrier
+        self.num_reduced, self.num_gathered, self.most_gathered = 0, 0, 0
+
+    def _exchange(self, tensor: Tensor) -> Tensor:
+        self.parts[self.rank] = tensor.clone()
+        self.barrier.wait(timeout=30)
+        all_parts = torch.stack(self.parts)  # as NCCL and gloo: shapes must agree
+        self.barrier.wait(timeout=30)
+        return all_parts
+
+    def all_reduce(self, tensor: Tensor) -> Tensor:
+        self.num_reduced += 1
+        return tensor.copy_(self._exchange(tensor).sum(0))
+
+    def all_gather(self, tensor: Tensor) -> Tensor:
+        self.num_gathered += 1
+        self.most_gathered = max(self.most_gathered, tensor.numel())
+        return self._exchange(tensor)
+
+
+def thread_ranks(size: int) -> list[ThreadRank]:
+    parts, barrier = [torch.empty(0)] * size, threading.Barrier(size)
+    return [ThreadRank(rank, parts, barrier) for rank in range(size)]
+
+
+def on_ranks(parallel: ParallelConfig, work: Callable[[ParallelGroups], Any]) -> list[Any]:
+    """What ``work`` returns on each rank of ``parallel``, a thread a rank; raises what any of them raised."""
+    world, tp = parallel.world_size, parallel.tp_size
+    moe = thread_ranks(world)
+    tps = [rank for _ in range(world // tp) for rank in thread_ranks(tp)]
+    results, errors = [None] * world, []
+
+    def run(rank: int) -> None:
+        torch.set_num_threads(1)
+        try:
+            with torch.inference_mode():
+                groups = ParallelGroups(tp=tps[rank] if tp > 1 else ONE_RANK, moe=moe[rank] if world > 1 else ONE_RANK)
+                results[rank] = work(groups)
+        except BaseException as e:
+            errors.append(e)
+            for group in (*moe, *tps):
+                group.barrier.abort()
+
+    threads = [threading.Thread(target=run, args=(rank,)) for rank in range(world)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    if errors:
+        raise errors[0]
+    return results
+
+
 @pytest.fixture
 def plain() -> SimpleNamespace:
-    return SimpleNamespace(batch_of=batch_of, decoder_config=decoder_config, model_config=model_config)
+    return SimpleNamespace(
+        batch_of=batch_of, decoder_config=decoder_config, model_config=model_config, on_ranks=on_ranks
+    )

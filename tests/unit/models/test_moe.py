@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from dataclasses import replace
 
 import pytest
@@ -129,22 +128,6 @@ def test_one_rank_never_reads_the_scalar(plain):
         two(x, poisoned)
 
 
-class Together:
-    """An all-reduce between threads that stand for ranks."""
-
-    def __init__(self, size: int) -> None:
-        self.barrier, self.parts = threading.Barrier(size), [torch.empty(0)] * size
-
-    def of(self, rank: int):
-        def all_reduce(tensor: torch.Tensor) -> None:
-            self.parts[rank] = tensor.clone()
-            self.barrier.wait(timeout=30)
-            tensor.copy_(torch.stack(self.parts).sum(0))
-            self.barrier.wait(timeout=30)
-
-        return all_reduce
-
-
 @pytest.mark.parametrize("ep_size", [2, 4])
 def test_whole_models_over_ranks(ep_size, plain):
     cfg = plain.model_config()
@@ -153,55 +136,45 @@ def test_whole_models_over_ranks(ep_size, plain):
     anchors = torch.tensor([5, 6, 7])
     block[:, 0] = anchors
 
-    def forward(group, real, out, rank):
-        with torch.inference_mode():
-            torch.set_num_threads(1)
-            target, drafter = Target(cfg.target, group), Drafter(cfg, group)
-            init_random(target, 1)
-            init_random(drafter, 2)
-            target_cache, cache = target.new_cache(3, 32), drafter.new_cache(3, 32)
-            slots = torch.tensor([0, 1, 3])[:3]
-            batch = plain.batch_of(ids, torch.zeros(3, dtype=torch.int64), slots)
-            batch = replace(
-                batch,
-                num_token_non_padded_cpu=real * 9,
-                num_token_non_padded=torch.tensor([real * 9], dtype=torch.int32),
-            )
-            got = target(batch, target_cache, capture_layers=cfg.drafter.target_layer_ids)
-            drafter.write_context(got.aux, batch.token_slots, batch.positions, cache)
-            draft = plain.batch_of(block, torch.full((3,), 9), slots, block=True)
-            draft = replace(
-                draft,
-                num_token_non_padded_cpu=real * 4,
-                num_token_non_padded=torch.tensor([real * 4], dtype=torch.int32),
-            )
-            load = drafter.watch_load()
-            proposal = drafter.propose(drafter(draft, cache), anchors)
-            out[rank] = (
-                target.logits(got.hidden).view(3, 9, -1)[:real],
-                proposal.corrected_logits[:real],
-                load.report(),
-            )
+    def forward(group, real):
+        target, drafter = Target(cfg.target, group), Drafter(cfg, group)
+        init_random(target, 1)
+        init_random(drafter, 2)
+        target_cache, cache = target.new_cache(3, 32), drafter.new_cache(3, 32)
+        slots = torch.tensor([0, 1, 3])[:3]
+        batch = plain.batch_of(ids, torch.zeros(3, dtype=torch.int64), slots)
+        batch = replace(
+            batch,
+            num_token_non_padded_cpu=real * 9,
+            num_token_non_padded=torch.tensor([real * 9], dtype=torch.int32),
+        )
+        got = target(batch, target_cache, capture_layers=cfg.drafter.target_layer_ids)
+        drafter.write_context(got.aux, batch.token_slots, batch.positions, cache)
+        draft = plain.batch_of(block, torch.full((3,), 9), slots, block=True)
+        draft = replace(
+            draft,
+            num_token_non_padded_cpu=real * 4,
+            num_token_non_padded=torch.tensor([real * 4], dtype=torch.int32),
+        )
+        load = drafter.watch_load()
+        proposal = drafter.propose(drafter(draft, cache), anchors)
+        return (
+            target.logits(got.hidden).view(3, 9, -1)[:real],
+            proposal.corrected_logits[:real],
+            load.report(),
+        )
 
-    one, many, together = {}, {}, Together(ep_size)
-    forward(ExpertGroup(), 2, one, 0)
-    threads = []
+    parallel = ParallelConfig(ep_size=ep_size)
+    one = forward(ExpertGroup(), 2)
+    many = plain.on_ranks(parallel, lambda groups: forward(ExpertGroup.of(parallel, groups.moe), 2))
     for rank in range(ep_size):
-        group = ExpertGroup(parallel=ParallelConfig(ep_size=ep_size), ep_rank=rank, all_reduce=together.of(rank))
-        threads.append(threading.Thread(target=forward, args=(group, 2, many, rank)))
-    for t in threads:
-        t.start()
-    for t in threads:
-        t.join()
-    assert sorted(many) == list(range(ep_size))
-    for rank in range(ep_size):
-        assert (many[rank][0] - one[0][0]).abs().max() < 1e-4
-        assert (many[rank][1] - one[0][1]).abs().max() < 1e-4
+        assert (many[rank][0] - one[0]).abs().max() < 1e-4
+        assert (many[rank][1] - one[1]).abs().max() < 1e-4
         assert torch.equal(many[rank][0], many[0][0])
     for layer in range(2):
         assert sum(sum(many[r][2]["rows"][layer]) for r in range(ep_size)) == 2 * 4 * 2
     assert many[0][2]["bytes_sent"] == round(2 * 12 * 32 * 4 * 2 * (ep_size - 1) / ep_size)
-    assert one[0][2]["bytes_sent"] == 0
+    assert one[2]["bytes_sent"] == 0
 
 
 def test_padded_requests_leave_real_ones_alone(plain):

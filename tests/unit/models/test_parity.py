@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
+from dspark_lab.config.parts import ParallelConfig
+from dspark_lab.ep.groups import ParallelGroups
 from dspark_lab.models.checkpoint import load_pair
 from dspark_lab.models.weights import build
 
@@ -19,10 +22,10 @@ TOLERANCE = 1e-4
 class Rounds:
     """One request, greedy, without an engine."""
 
-    def __init__(self, folder: Path, plain) -> None:
-        cfg = load_pair(folder / "target", folder / "drafter")
+    def __init__(self, folder: Path, plain, groups: ParallelGroups, **toggles) -> None:
+        cfg = load_pair(folder / "target", folder / "drafter", **toggles)
         self.plain, self.layers = plain, cfg.model.drafter.target_layer_ids
-        self.target, self.drafter = build(cfg)
+        self.target, self.drafter = build(cfg, groups=groups)
         self.target_cache, self.cache = self.target.new_cache(1, 128), self.drafter.new_cache(1, 128)
         self.slot = torch.tensor([0])
 
@@ -40,18 +43,23 @@ class Rounds:
         gamma = self.drafter.block_size
         ids = torch.tensor([[anchor] + [self.drafter.mask_token_id] * (gamma - 1)])
         hidden = self.drafter(self.plain.batch_of(ids, torch.tensor([seq_len]), self.slot, block=True), self.cache)
-        return hidden, self.drafter.propose(hidden, torch.tensor([anchor]))
+        proposal = self.drafter.propose(hidden, torch.tensor([anchor]))
+        gather = self.drafter.vocab.gather
+        return hidden, replace(
+            proposal,
+            base_logits=gather(proposal.base_logits),
+            corrected_logits=gather(proposal.corrected_logits),
+        )
 
 
-def replay(folder: Path, case: dict, threshold: float, plain, num_rounds: int):
+def replay(r: Rounds, case: dict, threshold: float):
     """Tensors of each round by name; the lengths; the tokens."""
-    r = Rounds(folder, plain)
     logits, aux = r.verify(case["prompt"], 0)
     yield_first = {"target_logits": logits[None]}
     seq_len, anchor, new_context = len(case["prompt"]), int(logits[-1].argmax()), aux
     r.commit(aux, 0)
     tokens, rounds, accepts, proposals = [*case["prompt"], anchor], [], [], []
-    while len(rounds) < num_rounds and seq_len < len(case["prompt"]) + 48:
+    while seq_len < len(case["prompt"]) + 48:
         hidden, p = r.propose(anchor, seq_len)
         rounds.append(
             {"target_hidden": new_context[None], "block_hidden": hidden, **{k: getattr(p, k) for k in PROPOSED}}
@@ -75,12 +83,28 @@ PROPOSED = ("base_logits", "corrected_logits", "draft_tokens", "confidence")
 
 
 @pytest.mark.parametrize("index", [0, 1, 2])
-@pytest.mark.parametrize("name", ["qwen3_vanilla_b5", "qwen3moe_vanilla_b7"])
-def test_parity(name, index, plain, record_property):
+@pytest.mark.parametrize(
+    ("name", "toggles"),
+    [
+        ("qwen3_vanilla_b5", {}),
+        ("qwen3_vanilla_b5", {"tp_size": 2}),
+        ("qwen3moe_vanilla_b7", {}),
+        ("qwen3moe_vanilla_b7", {"tp_size": 2}),
+        ("qwen3moe_vanilla_b7", {"tp_size": 2, "ep_size": 2, "mask_padding": False}),
+    ],
+)
+def test_parity(name, toggles, index, plain, record_property):
     folder = PARITY / name
     spec = json.loads((folder / "cases.json").read_text())
     case, expected = spec["cases"][index], load_file(folder / "expected.safetensors")
-    first, rounds, accepts, proposals, tokens = replay(folder, case, spec["confidence_threshold"], plain, 10_000)
+
+    def work(groups: ParallelGroups):
+        return replay(Rounds(folder, plain, groups, **toggles), case, spec["confidence_threshold"])
+
+    parallel = {k: v for k, v in toggles.items() if k != "mask_padding"}
+    ranks = plain.on_ranks(ParallelConfig(**parallel), work)
+    assert all(rank[2:] == ranks[0][2:] for rank in ranks)
+    first, rounds, accepts, proposals, tokens = ranks[-1]
     got = {**first, **rounds[0], **{f"round3.{k}": v for k, v in rounds[2].items()}}
     wanted = {k.removeprefix(f"case{index}."): v for k, v in expected.items() if k.startswith(f"case{index}.")}
     assert sorted(got) == sorted(wanted)
@@ -102,7 +126,7 @@ def test_parity_can_fail(plain):
     folder = PARITY / "qwen3_vanilla_b5"
     case = json.loads((folder / "cases.json").read_text())["cases"][0]
     expected = load_file(folder / "expected.safetensors")
-    r = Rounds(folder, plain)
+    r = Rounds(folder, plain, ParallelGroups())
     logits, aux = r.verify(case["prompt"], 0)
     r.commit(aux, 1)
     hidden, _ = r.propose(int(logits[-1].argmax()), len(case["prompt"]))

@@ -82,7 +82,7 @@ class Board:
             Toggle("mask_padding", "Mask padding", W.Checkbox(value=e.mask_padding, indent=False, layout=slim), tip="off: padded rows are computed and thrown away"),
             Pick("num_steps", "Steps", VALUES["num_steps"], 64, tip="measured steps of a block"),
             Pick("repeats", "Repeats", VALUES["repeats"], 3, tip="blocks of each strategy, interleaved"),
-            Pick("processes", "Processes", VALUES["processes"], 2, tip="times the whole is started anew: the replicate of the interval"),
+            Pick("processes", "Processes", VALUES["processes"], 3, tip="times the whole is started anew: the replicate of the interval"),
             Pick("profile_steps", "Profiled steps", VALUES["profile_steps"], 8, tip="captured for the timeline, never compared"),
             Toggle("use_graph", "CUDA graphs", W.Checkbox(value=e.use_graph, indent=False, layout=slim)),
             Toggle("overlap", "Overlap", W.Checkbox(value=e.overlap, indent=False, layout=slim), tip="the host runs ahead of the device"),

@@ -181,8 +181,8 @@ def acceptance(runs: Run | Sequence[Run], *, title: str = "Acceptance by positio
         figure.add_bar(
             x=list(range(1, len(p) + 1)), y=p, name=f"{name}: 1 + {sum(p):.2f} = {acc.accept_length:.2f}{' (simulated)' if simulated else ''}",
             marker={"color": COLOURS["accept"], "line": {"color": INK, "width": 1},
-                    "pattern": {"shape": ["", "/", "\\", "x", "-", "|", "+"][i % 7], "fgcolor": INK, "solidity": 0.15}},
-            hovertemplate=f"{name}: P<sub>%{{x}}</sub> = %{{y:.3f}}, {acc.num_rounds} rounds<extra></extra>",
+                    "pattern": {"shape": ["", "/", "\\", "x", "-", "|", "+"][i % 7], "fgcolor": INK, "fillmode": "overlay", "solidity": 0.15}},
+            hovertemplate=f"{name}: position %{{x}}: %{{y:.3f}}, {acc.num_rounds} rounds<extra></extra>",
         )  # fmt: skip
     figure.update_xaxes(title_text="draft position k", dtick=1, fixedrange=True)
     figure.update_yaxes(title_text="accepted, share of rounds", range=[0, 1.05])
@@ -191,7 +191,7 @@ def acceptance(runs: Run | Sequence[Run], *, title: str = "Acceptance by positio
         showlegend=True,
         legend={"orientation": "v", "x": 1, "xanchor": "right", "y": 1, "yref": "paper", "yanchor": "top"},
     )
-    label = joined(r.label for _, r in known) + " · accept length = 1 + Σ P<sub>k</sub>, bonus token included"
+    label = joined(r.label for _, r in known) + " · accept length = 1 + Σ Pₖ, bonus token included"
     return titled(figure, title, label)
 
 

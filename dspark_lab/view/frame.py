@@ -13,6 +13,7 @@ from dspark_lab.view.fit import fit
 STYLE = """<style>
 .dspark-panel .widget-checkbox label, .dspark-panel .widget-label, .dspark-board { font-size: 12px; }
 .dspark-panel .widget-html-content { line-height: 1.3; min-width: 0; white-space: normal; }
+.dspark-bar > * { flex-shrink: 0; }
 .dspark-panel .widget-dropdown select { font-size: 12px; }
 .dspark-panel .jupyter-widget-tab > .widget-tab-contents { padding: 4px; overflow: hidden; }
 .dspark-panel .lm-TabBar-tab { min-width: 60px; }
@@ -35,13 +36,14 @@ class Frame:
         self.run = W.Button(description="Run ▸", button_style="primary", layout=W.Layout(width="84px"))
         self.stop = W.Button(description="Stop ■", disabled=True, layout=W.Layout(width="84px"))
         self.bar = W.FloatProgress(value=0, min=0, max=1, layout=W.Layout(width="150px", visibility="hidden"))
-        self.status = W.HTML(layout=W.Layout(margin="0 0 0 6px"))
+        self.status = W.HTML(layout=W.Layout(margin="0 0 0 6px", min_width="0", flex="1 1 0%", overflow="hidden"))
         self.sentence = W.HTML(layout=W.Layout(margin="2px 0 2px 0", min_height="44px"))
         self.code = W.Textarea(rows=6, disabled=False, layout=W.Layout(width="100%", height="112px"))
         self.code.add_class("dspark-code")
         fold = W.Accordion([self.code], titles=("copy as Python",), selected_index=None)
         self.tabs = W.Tab(list(tabs.values()), titles=tuple(tabs), selected_index=0)
         top = W.HBox([self.source, self.run, self.stop, self.bar, self.status], layout=W.Layout(align_items="center"))
+        top.add_class("dspark-bar")
         self.fit = fit()
         right = W.VBox(
             [self.fit, self.sentence, red, self.tabs, fold],
@@ -79,7 +81,7 @@ class Frame:
         self.bar.value = float(progress.fraction)
         self.bar.bar_style = {"failed": "danger", "stopped": "warning", "complete": "success"}.get(progress.state, "")
         if progress.state == "running" and progress.arm:
-            said = f"{progress.fraction:.0%} arm {progress.arm}, process {progress.process + 1}, repeat {progress.repeat + 1}, step {progress.step}/{progress.num_steps}"
+            said = f"{progress.fraction:.0%}, {progress.arm}, process {progress.process + 1}, repeat {progress.repeat + 1}, step {progress.step}/{progress.num_steps}"
         else:
             said = (
                 progress.state

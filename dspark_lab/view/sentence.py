@@ -13,7 +13,7 @@ from dspark_lab.view.figures import verdict_text
 from dspark_lab.view.rows import records
 from dspark_lab.view.theme import joined, signed
 
-NO_GPU = "Without a GPU there is neither copy nor stream: the strategies tie here by construction."
+NO_GPU = "Without a GPU there is neither copy nor stream: the strategies tie here by construction"
 
 
 @dataclass(frozen=True, kw_only=True)

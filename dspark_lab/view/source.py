@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections import OrderedDict
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,7 @@ def open_cached(what: Run | Path | str) -> Any:
     """`lab.open_trace`, parsed once for each state of its files."""
     from dspark_lab.trace import open_trace
 
+    what = one_capture(what) if isinstance(what, Run) else what
     paths = list(what.trace_paths) if isinstance(what, Run) else [Path(what)]
     key = tuple((str(p), p.stat().st_mtime_ns, p.stat().st_size) if p.exists() else (str(p), 0, 0) for p in paths)
     if key in _opened and not any(p.is_dir() for p in paths):
@@ -27,6 +30,15 @@ def open_cached(what: Run | Path | str) -> Any:
     while len(_opened) > KEEP:
         _opened.popitem(last=False)
     return _opened[key]
+
+
+def one_capture(run: Run) -> Run:
+    """The run with one file a rank: a run measured in several processes has a capture of each, and one is looked at."""
+    first: dict[str, Path] = {}
+    for path in run.trace_paths:
+        rank = re.match(r"(rank\d+)[_.]", path.name)
+        first.setdefault(rank[1] if rank else path.name, path)
+    return run if len(first) == len(run.trace_paths) else replace(run, trace_paths=tuple(first.values()))
 
 
 def one_rank(trace: Any) -> Any:

@@ -13,7 +13,7 @@ import plotly.graph_objects as go
 from dspark_lab.runs.record import Run
 from dspark_lab.view import lanes
 from dspark_lab.view.rows import records
-from dspark_lab.view.source import one_rank, open_cached, trace_label
+from dspark_lab.view.source import one_capture, one_rank, open_cached, trace_label
 from dspark_lab.view.theme import COLOURS, FAINT, INK, fill, joined, message, signed, titled
 
 ROW = 1.0
@@ -84,7 +84,7 @@ def _named(traces: Mapping[str, Any] | Sequence[Run]) -> tuple[dict[str, Any], l
         named = {name: one_rank(t) for name, t in traces.items()}
         return named, [trace_label(t) for t in named.values()], []
     runs = list(traces)
-    drawn = [r for r in runs if r.trace_paths]
+    drawn = [one_capture(r) for r in runs if r.trace_paths]
     named = {r.config.engine.alloc: one_rank(open_cached(r)) for r in drawn}
     when = [_label(r) for r in drawn]
     return named, when, [r.config.engine.alloc for r in runs if not r.trace_paths]
@@ -134,14 +134,15 @@ def _drawn(arms: list[_Arm], labels: list[str], without: list[str], title: str) 
         _marks(figure, arm, i * PITCH, lo, hi)
     _bars(figure, boxes)
     _row_labels(figure, arms)
+    where = "host" if all(a.trace.is_cpu_only for a in arms) else "device"
     figure.add_vline(x=0, line={"color": INK, "width": 1, "dash": "dot"})
-    figure.update_xaxes(title_text="ms since the step began on the device (t = 0)", range=[lo, hi], zeroline=False)
+    figure.update_xaxes(title_text=f"ms since the step began on the {where} (t = 0)", range=[lo, hi], zeroline=False)
     bottom = (len(arms) - 1) * PITCH + DEVICE_AT + 0.85
     figure.update_yaxes(range=[bottom, -0.95], visible=False, fixedrange=True)
     figure.update_layout(barmode="overlay", bargap=0, margin={"l": 186, "t": 66, "b": 96})
     note = f" · no step of: {', '.join(without)}" if without else ""
     if all(a.trace.is_cpu_only for a in arms):
-        note += " · no GPU: host phases only, aligned on the start of the step"
+        note += " · no GPU: host phases only"
     return titled(figure, title, joined(labels) + note, height=int(160 + 94 * len(arms)))
 
 
@@ -300,6 +301,6 @@ def _row_labels(figure: go.Figure, arms: list[_Arm]) -> None:
             x=0, xref="paper", xshift=-180, y=i * PITCH + DEVICE_AT / 2, xanchor="left", align="left", showarrow=False,
             text=f"<b style='font-size:14px'>{arm.name}</b><br><span style='color:{FAINT}'>{said}</span>",
         )  # fmt: skip
-        for lane, at in (("host", HOST_AT), ("device", DEVICE_AT)):
+        for lane, at in (("host", HOST_AT), ("no GPU" if arm.trace.is_cpu_only else "device", DEVICE_AT)):
             figure.add_annotation(x=0, xref="paper", xshift=-4, y=i * PITCH + at, xanchor="right", text=lane, showarrow=False,
                                   font={"size": 10, "color": FAINT})  # fmt: skip

@@ -99,7 +99,7 @@ class TimelineTab:
             layout=W.Layout(width="180px", margin="0 10px 0 0"),
         )
         self.step = W.Dropdown(
-            options=[("typical", None)], description="Step", layout=SLIM, style={"description_width": "34px"}
+            options=[("typical", -1)], description="Step", layout=SLIM, style={"description_width": "34px"}
         )
         self.arm = W.Dropdown(options=[("", None)], description="Arm", layout=SLIM, style={"description_width": "34px"})
         self.count = W.Dropdown(
@@ -121,7 +121,7 @@ class TimelineTab:
         self._offer(with_trace)
         if strip:
             key = ("strip", tuple(r.name for r in with_trace), shown.key, self.step.value)
-            self.picture.show(kept(key, lambda: figures.step_strip(with_trace, step=self.step.value)))
+            self.picture.show(kept(key, lambda: figures.step_strip(with_trace, step=self.step_shown)))
             return
         run = next(r for r in with_trace if r.config.engine.alloc == self.arm.value)
         first, last = self.range
@@ -132,13 +132,19 @@ class TimelineTab:
         )
 
     @property
+    def step_shown(self) -> int | None:
+        """The step chosen; None: a typical one."""
+        value = int(self.step.value or 0)
+        return None if value < 0 else value
+
+    @property
     def range(self) -> tuple[int, int]:
-        first: int = 2 if self.step.value is None else int(self.step.value)  # pyright: ignore[reportArgumentType]
+        first = 2 if self.step_shown is None else self.step_shown
         return first, first + int(self.count.value or 1) - 1
 
     def picture_code(self) -> str:
         if self.mode.index == 0:
-            step = "" if self.step.value is None else f", step={self.step.value}"
+            step = "" if self.step_shown is None else f", step={self.step_shown}"
             return f"lab.plot.step_strip([r for r in runs if r.trace_paths]{step})"
         first, last = self.range
         at = list(self.arm.options).index((self.arm.value, self.arm.value))
@@ -155,11 +161,11 @@ class TimelineTab:
                 slow = next((a for a, _ in arms if a == "blocking"), arms[0][0])
                 self.arm.value = was if (was, was) in arms else slow
             numbers = sorted(set.intersection(*(set(one_rank(open_cached(r)).steps()["step"]) for r in runs)))
-            steps = (("typical", None), *((str(n), int(n)) for n in numbers))
+            steps = (("typical", -1), *((str(n), int(n)) for n in numbers))
             if tuple(self.step.options) != steps:
                 was = self.step.value
                 self.step.options = steps
-                self.step.value = was if was in [v for _, v in steps] else None
+                self.step.value = was if was in [v for _, v in steps] else -1
         finally:
             self._own = False
 

@@ -23,6 +23,8 @@ COLOURS: dict[str, str] = {
     "verify": "#56B4E9",
     "accept": "#F0E442",
 }
+TOP = 62
+"""Margin above the plot, px: title and one label line."""
 INK, FAINT, GRID = "#1F2937", "#6B7280", "#E5E7EB"
 HATCHED = {"wait": "/", "event wait": ".", "idle": "x"}
 """What is no work is hatched; a wait for an event of an earlier step, which running ahead needs, is dotted."""
@@ -44,7 +46,7 @@ def template() -> go.layout.Template:
             "colorway": [COLOURS[k] for k in ("compute", "draft", "copy", "communication", "verify", "wait", "host")],
             "title": {"font": {"size": 15}, "x": 0.012, "xref": "container", "xanchor": "left", "y": 1, "yanchor": "top", "pad": {"t": 12},
                       "yref": "container"},
-            "margin": {"l": 60, "r": 34, "t": 62, "b": 44},
+            "margin": {"l": 60, "r": 34, "t": TOP, "b": 44},
             "xaxis": _AXIS,
             "yaxis": _AXIS,
             "hoverlabel": {"align": "left", "font": {"family": FONT, "size": 12}},
@@ -78,7 +80,10 @@ def stroke(source: str) -> dict[str, Any]:
 
 def titled(figure: go.Figure, title: str, label: str, *, height: int = 360) -> go.Figure:
     """``figure`` with title, label line (source, device, date, profiled or not) and template."""
-    line = f"<br><span style='font-size:11.5px;color:{FAINT}'>{label}</span>" if label else ""
+    lines = textwrap.wrap(label, 100)
+    line = f"<br><span style='font-size:11.5px;color:{FAINT}'>{'<br>'.join(lines)}</span>" if label else ""
+    layout: Any = figure.layout
+    figure.update_layout(margin={"t": (layout.margin.t or TOP) + 15 * max(len(lines) - 1, 0)})
     figure.update_layout(template="dspark", height=height, title={"text": f"<b>{title}</b>{line}"}, dragmode="pan")
     return figure
 

@@ -139,7 +139,7 @@ def test_stop_keeps_what_was_measured(runs: list[Any]) -> None:
     p = live_panel([FakeJob(stopped, looks=10**9)], alloc=["none", "blocking"])
     p.run()
     time.sleep(0.3)
-    assert "arm blocking" in p.frame.status.value
+    assert "blocking, process 1, repeat 1, step" in p.frame.status.value
     with pytest.raises(LabError, match="runs already"):
         p.run()
     p.stop()

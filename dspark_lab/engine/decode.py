@@ -58,7 +58,6 @@ def check_runnable(cfg: LabConfig) -> None:
     for asked, what in (
         (p.attn_dp > 1, f"attn_dp={p.attn_dp} (attention data parallelism)"),
         (p.moe_dp > 1, f"moe_dp={p.moe_dp}"),
-        (p.tp_size > 1, f"tp_size={p.tp_size} (tensor parallelism)"),
     ):
         if asked:
             raise LabError(

@@ -62,7 +62,7 @@ class ProcessRanks:
 
     def all_gather(self, tensor: Tensor) -> Tensor:
         out = tensor.new_empty(self.size, *tensor.shape)
-        dist.all_gather_into_tensor(out, tensor.contiguous(), group=self.group)
+        dist.all_gather_into_tensor(out, tensor.contiguous()[None], group=self.group)  # gloo wants equal dimensions
         return out
 
 

@@ -21,6 +21,7 @@ _NAMES: dict[str, str] = {
     "sweep": "dspark_lab.runs.runner",
     "start": "dspark_lab.runs.runner",
     "generate": "dspark_lab.engine.generate",
+    "matched_profile": "dspark_lab.study.matched_profile",
     "load_run": "dspark_lab.runs.store",
     "load_runs": "dspark_lab.runs.store",
     "recorded": "dspark_lab.runs.store",

@@ -81,7 +81,7 @@ def environment(device: torch.device) -> dict[str, Any]:
         "dspark_lab": _version(),
     }
     if device.type == "cuda":
-        env["nvidia_smi"] = _nvidia_smi(device)
+        env["nvidia_smi"] = clocks(device)
     return env
 
 
@@ -101,7 +101,7 @@ def _version() -> str:
         return "source tree"
 
 
-def _nvidia_smi(device: torch.device) -> dict[str, str]:
+def clocks(device: torch.device) -> dict[str, str]:
     """Clocks, power and driver as nvidia-smi prints them; empty where it is not there."""
     query = "driver_version,clocks.sm,clocks.mem,power.draw,power.limit,temperature.gpu"
     command = ["nvidia-smi", f"--query-gpu={query}", "--format=csv,noheader", f"--id={device.index or 0}"]

@@ -15,7 +15,8 @@ from dspark_lab.runs.record import Run
 
 COLUMNS = ("same_path_as", "reason", "ep_size", "tp_size", "batch_size", "mask_padding", "source", "device", "device_name", "profiled",
            "step_ms_p50", "step_ms_ci95", "delta_pct", "delta_pct_ci95", "floor_pct", "verdict", "accept_length", "tokens_per_s",
-           "num_blocks", "status", "name", "label")  # fmt: skip
+           "num_blocks", "status", "name",
+    "baseline", "label")  # fmt: skip
 NO_DEVICE = "no GPU: there is no copy and no stream here, so strategies have nothing to differ by"
 
 
@@ -101,6 +102,7 @@ def _row(run: Run, base: Run, floor: float, by: str) -> dict[str, Any]:
         "num_blocks": step.n,
         "status": run.status,
         "name": run.name,
+        "baseline": base.name,
         "label": run.label,
     }
 

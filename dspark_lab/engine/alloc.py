@@ -6,6 +6,7 @@ The line this project grew from: SGLang's drafter built the scalar in every step
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 
 import torch
@@ -27,14 +28,19 @@ class ScalarSource:
         self.builds = self.how.builds(enable_num_token_non_padded(parallel))
         """Decided once: the predicate is a pure function of the config, so the hot path holds one branch."""
         self.num_built = 0
+        self.host_ns: list[int] = []
+        """Host time of each `make`, what it waits included."""
         self._transfer: Callable[[int], Tensor | None] = self._prepare()
 
     def make(self, num_tokens: int) -> Tensor | None:
         """``num_tokens`` as one int32 element on the device, or None where the guard says that nobody needs it."""
         if not self.builds:
             return None
+        start = time.perf_counter_ns()
+        scalar = self._transfer(num_tokens)
+        self.host_ns.append(time.perf_counter_ns() - start)
         self.num_built += 1
-        return self._transfer(num_tokens)
+        return scalar
 
     def _prepare(self) -> Callable[[int], Tensor | None]:
         if self.how.transfer == "pinned":

@@ -96,6 +96,7 @@ class DecodeEngine:
     def reset(self) -> None:
         """Forgets all requests; caches keep their memory. The mask is compiled in or out here: arms may share the models."""
         self.active, self.num_steps, self.host_work_us = [], 0, []
+        self.rounds.proposer.scalar.host_ns.clear()
         self._in_flight.clear()
         self.rounds.state.clear()
         self.rounds.num_rounds.zero_()

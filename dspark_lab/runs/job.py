@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from dspark_lab.errors import LabError, RunFailed
@@ -22,15 +23,19 @@ from dspark_lab.runs.spec import Arm, JobSpec, Progress
 class Job:
     """Runs ``groups`` one after the other, ``processes`` times in turn, in a thread; results are saved below ``out``."""
 
-    def __init__(self, groups: list[Group], *, out: Path, processes: int, **spec: Any) -> None:
+    def __init__(
+        self, groups: list[Group], *, out: Path, processes: int, profile_processes: int = 1, **spec: Any
+    ) -> None:
         self.out = out
         self.runs: list[Run] = []
         """All runs, aliases and A/A pairs included; filled when the job has ended, however it ended."""
         self.error: LabError | None = None
         self._groups = groups
-        self._specs = [
-            (i, JobSpec(arms=g.arms, process=p, **spec)) for p in range(processes) for i, g in enumerate(groups)
-        ]
+        self._specs: list[tuple[int, JobSpec]] = []
+        for p in range(processes):
+            captures = p < profile_processes
+            options = spec if captures else {**spec, "profile_steps": 0}
+            self._specs += [(i, JobSpec(arms=g.arms, process=p, **options)) for i, g in enumerate(groups)]
         self._results: list[tuple[JobSpec, Path, list[dict[str, Any]]]] = []
         self._current: Launch | None = None
         self._finished = 0
@@ -141,6 +146,8 @@ class Job:
     def _run(self, arm: Arm, status: str) -> Run | None:
         """One arm over all processes; None where nothing of it was measured."""
         rows, accepted, proposed, digests, traces, ep, env, tokens = [], None, None, set(), [], [], {}, 0
+        host: dict[str, list[float]] = {}
+        clocks: list[dict[str, Any]] = []
         for _, folder, ranks in self._results:
             for rank, result in enumerate(ranks):
                 part = result["arms"].get(arm.name)
@@ -150,6 +157,9 @@ class Job:
                 env, tokens = env or result["environment"], part["tokens"] or tokens
                 digests |= set(part["digests"])
                 traces += [folder / t for t in part["traces"]]
+                clocks += part["clocks"]
+                for name, values in part["host"].items():
+                    host.setdefault(name, []).extend(values)
                 if "ep" in part:
                     ep.append(part["ep"])
                 if rank == 0:
@@ -170,12 +180,22 @@ class Job:
             steps=steps,
             environment=env,
             acceptance=Acceptance(accepted=tuple(accepted or ()), proposed=tuple(proposed or ()), simulated=simulated),
-            outputs={"digest": next(iter(digests), ""), "num_tokens": tokens},
+            outputs={"digest": next(iter(digests), ""), "num_tokens": tokens, "host": _host(host), "clocks": clocks},
             ep=ep,
             status=status,
             role=arm.role,
             trace_paths=tuple(traces),
         )
+
+
+def _host(values: dict[str, list[float]]) -> dict[str, float]:
+    """Median host time of the scalar alone and mean of the busy work, in µs; a name only where it was measured."""
+    out = {}
+    if values.get("scalar_us"):
+        out["scalar_us_p50"] = float(np.median(values["scalar_us"]))
+    if values.get("host_work_us"):
+        out["host_work_us_mean"] = float(np.mean(values["host_work_us"]))
+    return out
 
 
 def _add(total: list[int] | None, part: list[int]) -> list[int]:

@@ -33,6 +33,8 @@ class Block:
     proposed: np.ndarray
     digest: str = ""
     num_tokens: int = 0
+    host: dict[str, list[float]] = field(default_factory=dict)
+    """``scalar_us`` and ``host_work_us`` of each step: host time of the scalar alone, and of the busy work after it."""
     stopped: bool = False
     """The block ended early: its rows count, its digest compares with nothing."""
 
@@ -103,6 +105,8 @@ def timed_block(engine: DecodeEngine, *, num_steps: int, warmup: int, on_step: C
     except Stopped:
         stepper.block.stopped = True
     stepper.count(engine.drain(), first=warmup)
+    scalar = [ns / 1e3 for ns in engine.rounds.proposer.scalar.host_ns[warmup:]]
+    stepper.block.host = {"scalar_us": scalar, "host_work_us": engine.host_work_us[warmup:]}
     for row, (step_us, host_us) in zip(stepper.block.rows, clock.read()[warmup:], strict=True):
         row.update(step_us=step_us, host_us=host_us, profiled=False)
     return stepper.close()

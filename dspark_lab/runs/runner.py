@@ -43,6 +43,7 @@ def sweep(
     repeats: int = 5,
     processes: int = 1,
     profile_steps: int = 8,
+    profile_processes: int = 1,
     warmup_steps: int = 4,
     floor: bool = False,
     out: str | Path | None = None,
@@ -53,10 +54,10 @@ def sweep(
 
     Arms that share weights run in one process group, interleaved in blocks, the baseline twice (A/A); different world sizes
     alternate job by job, ``processes`` times. ``floor`` adds the arm with the mask off and ``alloc="none"``. Arms with the
-    same code path run once. Returns a run an arm; `compare` makes the table.
+    same code path run once. ``profile_processes`` captures in the first so many processes only. Returns a run an arm; `compare` makes the table.
     """
     job = start_sweep(
-        cfg, num_steps=num_steps, repeats=repeats, processes=processes, profile_steps=profile_steps, warmup_steps=warmup_steps,
+        cfg, num_steps=num_steps, repeats=repeats, processes=processes, profile_steps=profile_steps, profile_processes=profile_processes, warmup_steps=warmup_steps,
         floor=floor, out=out, **axes,
     )  # fmt: skip
     return job.wait(on_progress=on_progress)
@@ -77,7 +78,7 @@ def start_sweep(cfg: LabConfig, *, floor: bool = False, **options: Any) -> Job:
     return start(list(dict.fromkeys(configs)), **settings)
 
 
-_SETTINGS = ("num_steps", "repeats", "processes", "profile_steps", "warmup_steps", "out")
+_SETTINGS = ("num_steps", "repeats", "processes", "profile_steps", "profile_processes", "warmup_steps", "out")
 
 
 def start(
@@ -87,6 +88,7 @@ def start(
     repeats: int = 1,
     processes: int = 1,
     profile_steps: int = 8,
+    profile_processes: int = 1,
     warmup_steps: int = 4,
     out: str | Path | None = None,
 ) -> Job:
@@ -100,8 +102,8 @@ def start(
     groups = group(configs)
     folder = _out_folder(out, configs[0].preset)
     return Job(
-        groups, out=folder, processes=processes, num_steps=num_steps, repeats=repeats, profile_steps=profile_steps,
-        warmup_steps=warmup_steps,
+        groups, out=folder, processes=processes, profile_processes=profile_processes, num_steps=num_steps, repeats=repeats,
+        profile_steps=profile_steps, warmup_steps=warmup_steps,
     )  # fmt: skip
 
 

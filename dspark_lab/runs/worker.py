@@ -141,6 +141,8 @@ class Worker:
             "digests": [],
             "traces": [],
             "tokens": 0,
+            "host": {"scalar_us": [], "host_work_us": []},
+            "clocks": [],
         }
         kept = self.results.setdefault(arm.name, new)
         kept["rows"] += [
@@ -151,6 +153,13 @@ class Worker:
             kept["proposed"] += block.proposed
             kept["digests"] += [] if block.stopped else [block.digest]
             kept["tokens"] = block.num_tokens
+            for name, values in block.host.items():
+                kept["host"][name] += values
+            kept["clocks"].append({"process": self.spec.process, "repeat": repeat, "rank": self.rank, **self._clocks()})
+
+    def _clocks(self) -> dict[str, str]:
+        """Clocks and power just after a block, as the driver tells them."""
+        return hardware.clocks(self.device) if self.device.type == "cuda" else {}
 
     def _on_step(self, arm: Arm, repeat: int):
         def on_step(step: int) -> None:

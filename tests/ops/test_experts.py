@@ -27,21 +27,20 @@ def make(
     rows: int, topk: int, num_experts: int, width: int, inner: int, dtype: torch.dtype = torch.float32, seed: int = 0
 ) -> dict[str, Tensor]:
     """Random arguments of `experts`; each row's experts differ, as a router's do."""
-    gen = torch.Generator().manual_seed(seed)
+    gen = torch.Generator(DEVICE).manual_seed(seed)
 
     def draw(*shape: int) -> Tensor:
-        return torch.randn(*shape, generator=gen)
+        return torch.randn(*shape, generator=gen, device=DEVICE)
 
-    picks = torch.rand(rows, num_experts, generator=gen).argsort(dim=-1)[:, :topk]
+    picks = draw(rows, num_experts).argsort(dim=-1)[:, :topk]
     weights = draw(rows, topk).softmax(dim=-1)
-    args = {
+    return {
         "x": draw(rows, width).to(dtype),
         "local_ids": picks,
         "topk_weights": weights,
         "gate_up": (draw(num_experts, 2 * inner, width) / math.sqrt(width)).to(dtype),
         "down": (draw(num_experts, width, inner) / math.sqrt(inner)).to(dtype),
     }
-    return {name: tensor.to(DEVICE) for name, tensor in args.items()}
 
 
 def assert_same(args: dict[str, Tensor], tiles: Tiles | None = None, residual: Tensor | None = None) -> Tensor:

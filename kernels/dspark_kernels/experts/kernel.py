@@ -15,9 +15,10 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton import knobs
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-INTERPRETED: bool = triton.knobs.runtime.interpret
+INTERPRETED: bool = knobs.runtime.interpret
 """Whether these kernels run in Triton's interpreter, which takes CPU tensors."""
 
 SEARCH_PAIRS = 256
@@ -132,13 +133,13 @@ def _product(
         if SIZE % DEPTH == 0:
             a = tl.load(a_ptrs + start + k, mask=a_ok[:, None], other=0.0)
             if EVEN_COLS:
-                w = tl.load(w_ptrs + start + k, eviction_policy="evict_first")
+                w = tl.load(w_ptrs + start + k)
             else:
-                w = tl.load(w_ptrs + start + k, mask=w_ok[:, None], other=0.0, eviction_policy="evict_first")
+                w = tl.load(w_ptrs + start + k, mask=w_ok[:, None], other=0.0)
         else:
             k_ok = start + k < SIZE
             a = tl.load(a_ptrs + start + k, mask=a_ok[:, None] & k_ok, other=0.0)
-            w = tl.load(w_ptrs + start + k, mask=w_ok[:, None] & k_ok, other=0.0, eviction_policy="evict_first")
+            w = tl.load(w_ptrs + start + k, mask=w_ok[:, None] & k_ok, other=0.0)
         acc = tl.dot(a, tl.trans(w), acc, input_precision="ieee")
     return acc
 
@@ -168,7 +169,7 @@ def _gate_up_kernel(
         gdc_launch_dependents()
     lead = tl.program_id(1)
     if counts_ptr is None:
-        expert, count, place = _search(ids_ptr, lead, num_pairs, num_experts, BY_PAIR, SEARCH)
+        expert, count, place = _search(ids_ptr, lead, num_pairs, num_experts, BY_PAIR, SEARCH)  # pyright: ignore
     else:
         expert = lead.to(tl.int64)
         count = tl.load(counts_ptr + lead)
@@ -230,7 +231,7 @@ def _down_kernel(
     # The ids (and lists) are complete when gate_up lets this kernel start: gate_up waited for them first.
     lead = tl.program_id(1)
     if counts_ptr is None:
-        expert, count, place = _search(ids_ptr, lead, num_pairs, num_experts, BY_PAIR, SEARCH)
+        expert, count, place = _search(ids_ptr, lead, num_pairs, num_experts, BY_PAIR, SEARCH)  # pyright: ignore
     else:
         expert = lead.to(tl.int64)
         count = tl.load(counts_ptr + lead)
@@ -301,40 +302,43 @@ def experts(
     num_experts, inner = gate_up.shape[0], down.shape[2]
     num_pairs = num_rows * topk
     tiles = tiles or tiles_for(num_pairs, num_experts, x.dtype)
-    launch: dict[str, Any] = {"launch_pdl": True} if tiles.chained else {}
 
     counts = lists = None
     if num_pairs > SEARCH_PAIRS:
         counts = torch.empty(num_experts, dtype=torch.int32, device=x.device)
         lists = torch.empty(num_experts, num_pairs, dtype=torch.int32, device=x.device)
-        _list_kernel[(num_experts,)](
-            local_ids, counts, lists, num_pairs, CHAINED=tiles.chained, BLOCK=1024, num_warps=4, **launch
-        )
+        _list_kernel[(num_experts,)](local_ids, counts, lists, num_pairs, **_launch(tiles.chained, BLOCK=1024))
     by_pair = counts is None and num_pairs < num_experts
     leads = num_pairs if by_pair else num_experts
     search = max(16, triton.next_power_of_2(num_pairs)) if counts is None else 1
+    shared = {"H": width, "I": inner, "ROWS": tiles.rows, "SEARCH": search, "BY_PAIR": by_pair}
 
     act = torch.empty(num_pairs, inner, dtype=x.dtype, device=x.device)
-    cut = tiles.up
-    _gate_up_kernel[(triton.cdiv(inner, cut.cols), leads)](
+    _gate_up_kernel[(-(-inner // tiles.up.cols), leads)](
         x, local_ids, counts, lists, gate_up, act, num_pairs, num_experts,
-        TOPK=topk, H=width, I=inner, ROWS=tiles.rows, COLS=cut.cols, DEPTH=cut.depth,
-        SEARCH=search, BY_PAIR=by_pair, CHAINED=tiles.chained, num_stages=cut.stages, num_warps=cut.warps, **launch,
+        **shared, **_cut(tiles.up), **_launch(tiles.chained, tiles.up.warps, TOPK=topk),
     )  # fmt: skip
     y = torch.empty(num_pairs, width, dtype=torch.float32, device=x.device)
-    cut = tiles.down
-    _down_kernel[(triton.cdiv(width, cut.cols), leads)](
+    quarter = _quarter_bytes(width, inner, tiles.down.cols, down.element_size())
+    _down_kernel[(-(-width // tiles.down.cols), leads)](
         act, local_ids, topk_weights, counts, lists, down, y, num_pairs, num_experts,
-        H=width, I=inner, ROWS=tiles.rows, COLS=cut.cols, DEPTH=cut.depth,
-        SEARCH=search, BY_PAIR=by_pair, CHAINED=tiles.chained, PREFETCH=_quarter_bytes(width, inner, cut.cols, down.element_size()),
-        num_stages=cut.stages, num_warps=cut.warps, **launch,
+        **shared, **_cut(tiles.down), **_launch(tiles.chained, tiles.down.warps, PREFETCH=quarter),
     )  # fmt: skip
     out = torch.empty_like(x)
-    _combine_kernel[(triton.cdiv(width, 256), num_rows)](
-        y, local_ids, residual, out, num_experts,
-        TOPK=topk, H=width, COLS=256, CHAINED=tiles.chained, num_warps=2, **launch,
-    )  # fmt: skip
+    _combine_kernel[(-(-width // 256), num_rows)](
+        y, local_ids, residual, out, num_experts, **_launch(tiles.chained, 2, TOPK=topk, H=width, COLS=256)
+    )
     return out
+
+
+def _cut(product: Product) -> dict[str, Any]:
+    return {"COLS": product.cols, "DEPTH": product.depth, "num_stages": product.stages}
+
+
+def _launch(chained: bool, warps: int = 4, **constants: int) -> dict[str, Any]:
+    """Options of a launch; those the interpreter may not know only where they are asked for."""
+    options: dict[str, Any] = {"CHAINED": chained, "num_warps": warps, **constants}
+    return options | {"launch_pdl": True} if chained else options
 
 
 def _quarter_bytes(width: int, inner: int, cols: int, item_bytes: int) -> int:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton import knobs
 
-INTERPRETED: bool = triton.knobs.runtime.interpret
+INTERPRETED: bool = knobs.runtime.interpret
 """Whether these kernels run in Triton's interpreter, which takes CPU tensors."""
 
 SLICE = 128
@@ -108,13 +111,13 @@ def gate_and_route(
 ) -> tuple[Tensor, Tensor]:
     """As `reference.gate_and_route`; two kernels, the logits in slices of H between them."""
     (num_rows, width), num_experts = x.shape, gate.shape[0]
-    num_slices = triton.cdiv(width, SLICE)
+    num_slices = -(-width // SLICE)
     partial = torch.empty(num_slices, num_rows, num_experts, dtype=torch.float32, device=x.device)
     block_e = min(32, max(16, triton.next_power_of_2(num_experts)))
-    _gate_kernel[(triton.cdiv(num_experts, block_e), triton.cdiv(num_rows, 16), num_slices)](
-        x.contiguous(), gate.contiguous(), partial, num_rows, num_experts,
-        H=width, BLOCK_T=16, BLOCK_E=block_e, BLOCK_H=SLICE, num_warps=4,
-    )  # fmt: skip
+    cut: dict[str, Any] = {"H": width, "BLOCK_T": 16, "BLOCK_E": block_e, "BLOCK_H": SLICE}
+    _gate_kernel[(-(-num_experts // block_e), -(-num_rows // 16), num_slices)](
+        x.contiguous(), gate.contiguous(), partial, num_rows, num_experts, **cut
+    )
     return _rows(partial, k, renormalize, count, physical)
 
 
@@ -125,10 +128,12 @@ def _rows(
     num_slices, num_rows, num_experts = logits.shape
     ids = torch.empty(num_rows, k, dtype=torch.int64, device=logits.device)
     weights = torch.empty(num_rows, k, dtype=torch.float32, device=logits.device)
-    _route_kernel[(num_rows,)](
-        logits, count, physical, ids, weights, num_rows,
-        NUM_SLICES=num_slices, BLOCK_S=triton.next_power_of_2(num_slices),
-        NUM_EXPERTS=num_experts, BLOCK_E=triton.next_power_of_2(num_experts),
-        K=k, BLOCK_K=triton.next_power_of_2(k), RENORMALIZE=renormalize, num_warps=1,
-    )  # fmt: skip
+    block_s, block_e = triton.next_power_of_2(num_slices), triton.next_power_of_2(num_experts)
+    options: dict[str, Any] = {
+        "NUM_SLICES": num_slices, "BLOCK_S": block_s, "NUM_EXPERTS": num_experts, "BLOCK_E": block_e,
+        "K": k, "BLOCK_K": triton.next_power_of_2(k), "RENORMALIZE": renormalize,
+        # One warp needs no barriers; more only where its registers would not hold the slices.
+        "num_warps": 1 if block_s * block_e <= 2048 else 4,
+    }  # fmt: skip
+    _route_kernel[(num_rows,)](logits, count, physical, ids, weights, num_rows, **options)
     return ids, weights

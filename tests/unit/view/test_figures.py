@@ -96,6 +96,15 @@ def test_strip_of_runs_and_what_is_missing(runs: list[Any]) -> None:
     assert "99" in figures.step_strip(runs, step=99).layout.annotations[0].text
 
 
+def test_of_several_processes_one_capture_is_drawn(tmp_path: Path) -> None:
+    one = capture(tmp_path)
+    paths = [tmp_path / f"rank0_{pid}.{pid}.pt.trace.json" for pid in (11, 12)]
+    for path in paths:
+        path.write_bytes(one.read_bytes())
+    figure = figures.step_strip([measured("none", traces=tuple(paths))])
+    assert any(t.name == "draft" for t in figure.data)
+
+
 @pytest.mark.parametrize(
     "make", [lambda: figures.latency([]), lambda: figures.acceptance([]), lambda: figures.comparison(pd.DataFrame())]
 )

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pandas as pd
@@ -89,7 +89,7 @@ def profile_table(runs: Sequence[Run]) -> pd.DataFrame:
     baseline; mean and maximum over ranks; clocks and power. All times of profiled columns come from the captures."""
     table = compare(runs)
     by_name = {r.name: r for r in runs}
-    rows = [_arm(by_name[row["name"]], row) for row in table.to_dict("records")]
+    rows = [_arm(by_name[row["name"]], row) for row in cast("list[dict[str, Any]]", table.to_dict("records"))]
     at = {r["name"]: r for r in rows}
     for r in rows:
         base = at[r["baseline"]]

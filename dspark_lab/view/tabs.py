@@ -20,7 +20,6 @@ from dspark_lab.view.picture import Picture
 from dspark_lab.view.source import one_rank, open_cached
 from dspark_lab.view.theme import message
 
-SLIM = W.Layout(width="150px", margin="0 10px 0 0")
 KEPT = 96
 _figures: OrderedDict[Any, go.Figure] = OrderedDict()
 
@@ -52,6 +51,10 @@ def kept(key: Any, make: Callable[[], go.Figure]) -> go.Figure:
             _figures.popitem(last=False)
     _figures.move_to_end(key)
     return _figures[key]
+
+
+def _slim() -> W.Layout:
+    return W.Layout(width="150px", margin="0 10px 0 0")
 
 
 class PlotTab:
@@ -99,11 +102,13 @@ class TimelineTab:
             layout=W.Layout(width="180px", margin="0 10px 0 0"),
         )
         self.step = W.Dropdown(
-            options=[("typical", -1)], description="Step", layout=SLIM, style={"description_width": "34px"}
+            options=[("typical", -1)], description="Step", layout=_slim(), style={"description_width": "34px"}
         )
-        self.arm = W.Dropdown(options=[("", None)], description="Arm", layout=SLIM, style={"description_width": "34px"})
+        self.arm = W.Dropdown(
+            options=[("", None)], description="Arm", layout=_slim(), style={"description_width": "34px"}
+        )
         self.count = W.Dropdown(
-            options=[1, 2, 4, 8], value=2, description="Steps", layout=SLIM, style={"description_width": "38px"}
+            options=[1, 2, 4, 8], value=2, description="Steps", layout=_slim(), style={"description_width": "38px"}
         )
         self._own = False
         for w in (self.mode, self.step, self.arm, self.count):

@@ -229,6 +229,20 @@ def test_trace_file_and_export(recorded_panel: Panel, tmp_path: Path) -> None:
     assert "tensorboard --logdir" in export.said.value
 
 
+def test_lanes_of_one_arm_and_a_step_of_ones_own(recorded_panel: Panel) -> None:
+    p = recorded_panel
+    tab: Any = p._tabs["Timeline"]
+    assert tab.step.layout.display != "none"
+    assert tab.arm.layout.display == "none"
+    tab.step.value = 3
+    assert "step 3" in " ".join(a.text for a in p.figure.layout.annotations)  # pyright: ignore[reportOptionalMemberAccess]
+    assert p.code.endswith("step=3)")
+    tab.mode.index = 1
+    assert tab.arm.value == "blocking"
+    exec(p.code, names := {})
+    assert "steps 3 to 4" in names["figure"].layout.title.text
+
+
 def test_start_values_are_checked() -> None:
     with pytest.raises(LabError, match="ep_size"):
         panel(source="live", epsize=2)

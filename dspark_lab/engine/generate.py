@@ -81,6 +81,6 @@ def generate_plain(cfg: LabConfig, prompt: list[int], *, target: Target, max_new
             num_token_non_padded_cpu=len(new),
         )
         out = target.forward(batch, cache, capture_layers=())
-        new = [int(target.logits(out.hidden[-1:]).argmax(dim=-1).item())]
+        new = [int(target.argmax(out.hidden[-1:]).item())]
         tokens += new
     return tokens

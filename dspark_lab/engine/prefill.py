@@ -31,7 +31,7 @@ class Prefill:
             end = min(start + CHUNK, len(prompt))
             hidden = self._chunk(ids[start:end], start, end, slots)
         assert hidden is not None
-        return r.target.logits(hidden[-1:]).argmax(dim=-1)
+        return r.target.argmax(hidden[-1:])
 
     def _chunk(self, ids: Tensor, start: int, end: int, slots: Tensor) -> Tensor:
         r, n = self.rounds, end - start

@@ -58,7 +58,7 @@ class Rounds:
             b, max_keys=max_keys, num_requests=num_requests, num_token_non_padded=num_token_non_padded
         )
         out = self.target.forward(batch, self.target_cache, capture_layers=self.cfg.model.drafter.target_layer_ids)
-        target_tokens = self.target.logits(out.hidden).argmax(dim=-1).view(b, self.width)
+        target_tokens = self.target.argmax(out.hidden).view(b, self.width)
         accepted = greedy_accept(self.drafts[:b], target_tokens, self.lengths[:b], forced=self._forced(b))
         self._commit(b, accepted, taking_part, slots, out.aux, batch.positions)
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
-from dspark_kernels.attention import decode_attention, reference
 from torch import Tensor
+
+from dspark_kernels.attention import decode_attention, reference
 
 pytest.importorskip("triton")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+
 from dspark_kernels.norm import add_rms_norm, reference
 
 pytest.importorskip("triton")

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
-from dspark_kernels.qkv import k_norm_rope_write, qk_norm_rope_write, reference
 from torch import Tensor
+
+from dspark_kernels.qkv import k_norm_rope_write, qk_norm_rope_write, reference
 
 pytest.importorskip("triton")
 
@@ -30,7 +31,11 @@ def make(dtype: torch.dtype, rows: int, h: int, h_kv: int, d: int, ctx: int = 30
 
 def tolerance(dtype: torch.dtype) -> dict[str, float]:
     """Both round at the same points: a few last places of the largest values."""
-    return {"rtol": 2 * torch.finfo(dtype).eps, "atol": 8 * torch.finfo(dtype).eps} if dtype != torch.float32 else {"rtol": 1e-4, "atol": 1e-5}
+    return (
+        {"rtol": 2 * torch.finfo(dtype).eps, "atol": 8 * torch.finfo(dtype).eps}
+        if dtype != torch.float32
+        else {"rtol": 1e-4, "atol": 1e-5}
+    )
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

@@ -1,5 +1,8 @@
 """Argmax of few long rows in two stages, and greedy acceptance with the second stage inside."""
 
+# Launch options and constexpr arguments are not in a kernel's own signature.
+# pyright: reportCallIssue=false, reportArgumentType=false
+
 from __future__ import annotations
 
 from functools import lru_cache
@@ -15,9 +18,7 @@ BLOCK_V = 2048
 
 
 @triton.jit
-def _candidates(
-    x_ptr, values_ptr, indices_ptr, x_stride, V: tl.constexpr, PARTS: tl.constexpr, BLOCK_V: tl.constexpr
-):
+def _candidates(x_ptr, values_ptr, indices_ptr, x_stride, V: tl.constexpr, PARTS: tl.constexpr, BLOCK_V: tl.constexpr):
     """The best of one part of a row, with its index."""
     row = tl.program_id(0).to(tl.int64)
     part = tl.program_id(1)
@@ -108,11 +109,13 @@ def _num_processors(device: torch.device) -> int:
 def _first_stage(x: Tensor) -> tuple[Tensor, Tensor, int]:
     """Candidates (values, indices) [N, parts] of ``x`` [N, V], and parts."""
     if x.dim() != 2 or x.shape[0] == 0 or x.stride(1) != 1:
-        raise ValueError(f"rows of shape {tuple(x.shape)} and strides {x.stride()} must be [N, V], not empty, contiguous.")
+        raise ValueError(
+            f"rows of shape {tuple(x.shape)} and strides {x.stride()} must be [N, V], not empty, contiguous."
+        )
     n, vocab = x.shape
     wanted = max(1, 4 * _num_processors(x.device) // n)
-    blocks = triton.cdiv(vocab, BLOCK_V)
-    parts = triton.cdiv(blocks, triton.cdiv(blocks, min(wanted, blocks)))
+    blocks = -(-vocab // BLOCK_V)
+    parts = -(-blocks // -(-blocks // min(wanted, blocks)))
     values = torch.empty(n, parts, dtype=torch.float32, device=x.device)
     indices = torch.empty(n, parts, dtype=torch.int32, device=x.device)
     _candidates[(n, parts)](x, values, indices, x.stride(0), V=vocab, PARTS=parts, BLOCK_V=BLOCK_V, num_warps=8)

@@ -5,6 +5,9 @@ the query heads of that K/V head) are the rows of one matrix, so K and V are rea
 shapes; where they begin follows the limits on the device, so that every part works however little of the cache is in use.
 """
 
+# Launch options and constexpr arguments are not in a kernel's own signature.
+# pyright: reportCallIssue=false, reportArgumentType=false
+
 from __future__ import annotations
 
 from functools import lru_cache
@@ -136,7 +139,7 @@ def _num_processors(device: torch.device) -> int:
 
 def choose_splits(programs: int, context_len: int, block_n: int, processors: int) -> int:
     """Parts of the positions such that ``programs`` times parts is at most one wave over the ``processors``."""
-    return max(1, min(processors // programs, triton.cdiv(context_len, block_n), MAX_SPLITS))
+    return max(1, min(processors // programs, -(-context_len // block_n), MAX_SPLITS))
 
 
 def decode_attention(
@@ -160,7 +163,7 @@ def decode_attention(
     q_rows, group = rows // b, h // h_kv
     wide = q.dtype == torch.float32  # products without tensor cores: smaller tiles, more warps, or registers spill
     block_m = min(32 if wide else 64, max(16, triton.next_power_of_2(q_rows * group)))
-    row_blocks = triton.cdiv(q_rows * group, block_m)
+    row_blocks = -(-q_rows * group // block_m)
     block_n = 32 if wide or d > 128 else 64
     programs = b * h_kv * row_blocks
     if num_splits is None:

@@ -6,6 +6,9 @@ programs each reduce all candidates themselves (a few kilobytes from L2, no kern
 the steps does it once. Odd steps take the tiles in reverse: the part of W2 that was read last is still in L2.
 """
 
+# Launch options and constexpr arguments are not in a kernel's own signature.
+# pyright: reportCallIssue=false, reportArgumentType=false
+
 from __future__ import annotations
 
 from functools import lru_cache
@@ -85,7 +88,9 @@ def _step(
     fits = ranks[None, :] < R
     embedded = tl.load(w1_ptr + prev[:, None] * R + ranks[None, :], mask=known[:, None] & fits, other=0.0)
     tl.store(
-        embedded_ptr + rows[:, None] * embedded_stride + ranks[None, :], embedded, mask=real[:, None] & fits & (program == 0)
+        embedded_ptr + rows[:, None] * embedded_stride + ranks[None, :],
+        embedded,
+        mask=real[:, None] & fits & (program == 0),
     )
 
     TILES: tl.constexpr = (V + BLOCK_V - 1) // BLOCK_V
@@ -145,12 +150,14 @@ def _num_processors(device: torch.device) -> int:
     return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 3
 
 
-def geometry(batch: int, vocab: int, rank: int, dtype: torch.dtype, device: torch.device, noise: bool) -> dict[str, int]:
+def geometry(
+    batch: int, vocab: int, rank: int, dtype: torch.dtype, device: torch.device, noise: bool
+) -> dict[str, int]:
     """Tiles, grid and depth of the step, from static shapes alone."""
-    block_r = max(16, triton.next_power_of_2(rank))
+    block_r = max(16, 1 << (rank - 1).bit_length())
     row_bytes = block_r * dtype.itemsize
     # The predecessors' rows of W1 stay in shared memory (64 KiB at most), beside tiles of W2 of 32 KiB, some in flight.
-    block_b = min(128, max(16, 64 * 1024 // row_bytes), max(16, triton.next_power_of_2(batch)))
+    block_b = min(128, max(16, 64 * 1024 // row_bytes), max(16, 1 << (batch - 1).bit_length()))
     block_v = max(16, min(128, 32 * 1024 // row_bytes))
     if noise and block_b == 128:
         block_v = max(16, block_v // 2)
@@ -159,7 +166,7 @@ def geometry(batch: int, vocab: int, rank: int, dtype: torch.dtype, device: torc
         "BLOCK_B": block_b,
         "BLOCK_V": block_v,
         "BLOCK_R": block_r,
-        "PROGRAMS": min(triton.cdiv(vocab, block_v), _num_processors(device) * waves),
+        "PROGRAMS": min(-(-vocab // block_v), _num_processors(device) * waves),
         "STAGES": 2 if dtype == torch.float32 else 3,
         "num_warps": 8 if block_b >= 64 else 4,
     }
@@ -198,11 +205,12 @@ def markov_walk(
     temperature: float = 1.0,
     with_corrected: bool = False,
     fused: bool | None = None,
+    turning: bool = True,
     tiles: dict[str, int] | None = None,
 ) -> Walk:
     """As `reference.markov_walk`; γ + 1 launches where ``fused`` (None: up to `FUSED_BATCH` requests), else 2γ.
 
-    ``tiles`` overrides entries of `geometry`, for trials.
+    For trials: ``turning`` False reads W2 forward at every step, ``tiles`` overrides entries of `geometry`.
     """
     (b, gamma, vocab), rank, device = base.shape, w1.shape[1], base.device
     _check(base, anchors, w1, w2, noise, temperature)
@@ -217,7 +225,7 @@ def markov_walk(
     for k in range(gamma):
         reduce_first = fused and k > 0
         prev = anchors if k == 0 else tokens[:, k - 1]
-        _step[(programs, triton.cdiv(b, g["BLOCK_B"]))](
+        _step[(programs, -(-b // g["BLOCK_B"]))](
             base[:, k],
             prev,
             w1,
@@ -242,7 +250,7 @@ def markov_walk(
             R=rank,
             BLOCK_PROGRAMS=block_programs,
             REDUCE_FIRST=reduce_first,
-            REVERSED=k % 2 == 1,
+            REVERSED=turning and k % 2 == 1,
             NOISE=noise is not None,
             CORRECTED=with_corrected,
             PRECISION="ieee" if w2.dtype == torch.float32 else "tf32",
@@ -262,7 +270,7 @@ def markov_walk(
 
 
 def _check(base: Tensor, anchors: Tensor, w1: Tensor, w2: Tensor, noise: Tensor | None, temperature: float) -> None:
-    b, gamma, vocab = base.shape
+    b, _, vocab = base.shape
     if w1.shape != w2.shape or w1.shape[0] != vocab or anchors.shape != (b,):
         raise ValueError(
             f"base {tuple(base.shape)}, anchors {tuple(anchors.shape)}, w1 {tuple(w1.shape)} and w2 {tuple(w2.shape)} "
@@ -273,6 +281,8 @@ def _check(base: Tensor, anchors: Tensor, w1: Tensor, w2: Tensor, noise: Tensor 
     if not base.dtype == w1.dtype == w2.dtype:
         raise ValueError(f"base {base.dtype}, w1 {w1.dtype} and w2 {w2.dtype} must share a dtype.")
     if noise is not None and (noise.shape != base.shape or noise.stride(2) != 1):
-        raise ValueError(f"noise {tuple(noise.shape)} must have the shape of base, {tuple(base.shape)}, and be contiguous.")
+        raise ValueError(
+            f"noise {tuple(noise.shape)} must have the shape of base, {tuple(base.shape)}, and be contiguous."
+        )
     if noise is not None and not temperature > 0.0:
         raise ValueError(f"temperature={temperature} must be over 0 with noise; leave the noise out for greedy tokens.")

@@ -30,9 +30,7 @@ def qk_norm_rope_write(
     if qkv.is_cuda or os.environ.get("TRITON_INTERPRET") == "1":
         from dspark_kernels.qkv import kernel
 
-        return kernel.qk_norm_rope_write(
-            qkv, q_weight, k_weight, positions, inv_freq, slots, k_cache, v_cache, eps
-        )
+        return kernel.qk_norm_rope_write(qkv, q_weight, k_weight, positions, inv_freq, slots, k_cache, v_cache, eps)
     return reference.qk_norm_rope_write(qkv, q_weight, k_weight, positions, inv_freq, slots, k_cache, v_cache, eps)
 
 

@@ -1,5 +1,8 @@
 """Query and key norm, rotary turn and cache write as one kernel: a program a head of a row."""
 
+# Launch options and constexpr arguments are not in a kernel's own signature.
+# pyright: reportCallIssue=false, reportArgumentType=false
+
 from __future__ import annotations
 
 import torch
@@ -69,7 +72,9 @@ def _norm_rope_write(
         # A padded row may carry any number; one outside the cache is dropped, never written elsewhere.
         kept = inside & (slot >= 0) & (slot < num_slots) & (position >= 0) & (position < context_len)
         if head < NUM_Q + NUM_KV:
-            k_target = k_cache_ptr + slot * k_slot_stride + position * k_position_stride + (head - NUM_Q) * k_head_stride
+            k_target = (
+                k_cache_ptr + slot * k_slot_stride + position * k_position_stride + (head - NUM_Q) * k_head_stride
+            )
             tl.store(k_target + cols, first, mask=kept)
             tl.store(k_target + HALF + cols, second, mask=kept)
         else:
@@ -131,7 +136,9 @@ def _launch(
     if qkv.stride(1) != 1 or k_cache.stride(3) != 1 or v_cache.stride(3) != 1:
         raise ValueError("the last dimension of the rows and of both caches must be contiguous; call .contiguous().")
     if k_cache.dtype != qkv.dtype or v_cache.dtype != qkv.dtype or v_cache.shape != k_cache.shape:
-        raise ValueError(f"caches of {k_cache.dtype}, {v_cache.dtype} and rows of {qkv.dtype} must share dtype and shape.")
+        raise ValueError(
+            f"caches of {k_cache.dtype}, {v_cache.dtype} and rows of {qkv.dtype} must share dtype and shape."
+        )
     if positions.shape != slots.shape or positions.shape != qkv.shape[:1]:
         raise ValueError(f"positions {tuple(positions.shape)} and slots {tuple(slots.shape)} must have a value a row.")
     if qkv.shape[0] == 0:

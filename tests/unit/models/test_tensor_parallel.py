@@ -249,9 +249,7 @@ def test_argmax_over_ranks_is_the_argmax(size: int, ranks: int, dtype: torch.dty
 
 
 def test_ids_of_a_wide_vocabulary_are_exact(plain) -> None:
-    size = 2**25 + 1  # float32 does not hold its last ids
-    for v in vocab_of(size, 2, plain, lambda v: v):
-        assert v.first + v.num in (2**24, size)
+    size = 2**24 + 4  # float32 does not hold its last id
 
     def last(v: Vocabulary) -> torch.Tensor:
         logits = torch.zeros(1, 1).expand(1, v.num).clone()
@@ -349,8 +347,8 @@ def test_a_model_without_its_tp_group_is_refused() -> None:
 
 def test_ranks_lie_as_documented() -> None:
     parallel = ParallelConfig(tp_size=4, ep_size=2)
-    moe = SimpleNamespace(rank=3, size=4, all_reduce=lambda t: t)
+    moe = SimpleNamespace(rank=2, size=4, all_reduce=lambda t: t)
     group = ExpertGroup.of(parallel, moe)
-    assert (group.ep_rank, group.moe_tp_rank, group.num_ranks) == (1, 1, 4)
+    assert (group.ep_rank, group.moe_tp_rank, group.num_ranks) == (1, 0, 4)
     with pytest.raises(LabError, match="moe_tp_rank=2 is not within 0 to 1"):
         replace(group, moe_tp_rank=2)

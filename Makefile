@@ -15,8 +15,9 @@ help:  ## what there is to make
 setup: .venv/ok  ## a .venv in this folder with everything in it
 
 lab: setup  ## JupyterLab on the quickstart
-	@echo "JupyterLab opens at http://localhost:$(PORT)/lab/tree/notebooks/01_quickstart.ipynb"
-	.venv/bin/jupyter lab --port $(PORT) $(LAB_FLAGS) notebooks/01_quickstart.ipynb
+	@echo "JupyterLab opens the quickstart in a browser; its address stands below. Ctrl+C twice ends it."
+	$(PY) -m jupyterlab --port $(PORT) --ServerApp.root_dir=notebooks --LabApp.default_url=/lab/tree/01_quickstart.ipynb \
+		$(if $(filter 0,$(shell id -u)),--allow-root) $(LAB_FLAGS)
 
 demo: setup  ## the main job without a browser: compare strategies here and as recorded on H200s, write TensorBoard
 	.venv/bin/dspark-lab demo

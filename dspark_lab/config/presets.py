@@ -76,18 +76,27 @@ def qwen3_30b_a3b() -> LabConfig:
         rope_theta=1_000_000.0,
     )
     draft = DecoderConfig(
-        **{**target.__dict__, "num_hidden_layers": 5, "num_experts": 0, "num_experts_per_tok": 0, "moe_intermediate_size": 0}
+        **{
+            **target.__dict__,
+            "num_hidden_layers": 5,
+            "num_experts": 0,
+            "num_experts_per_tok": 0,
+            "moe_intermediate_size": 0,
+        }
     )
-    drafter = DrafterConfig(
-        block_size=5, target_layer_ids=(1, 12, 23, 34, 45), mask_token_id=151_669, markov_rank=256
-    )
+    drafter = DrafterConfig(block_size=5, target_layer_ids=(1, 12, 23, 34, 45), mask_token_id=151_669, markov_rank=256)
     return LabConfig(
         preset="qwen3-30b-a3b",
         model=ModelConfig(
             target=target, draft=draft, drafter=drafter, weights="random", dtype="bfloat16", context_len=4096
         ),
         engine=EngineConfig(
-            batch_size=1, prompt_len=1024, max_new_tokens=2048, simulated_accept_length=4.7, use_graph=True, overlap=True
+            batch_size=1,
+            prompt_len=1024,
+            max_new_tokens=2048,
+            simulated_accept_length=4.7,
+            use_graph=True,
+            overlap=True,
         ),
     )
 

@@ -90,6 +90,7 @@ class Run:
     trace_paths: tuple[Path, ...] = ()
     path: Path | None = None
     loaded: bool = False
+    _step_us: dict[tuple[bool, int], pd.DataFrame] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @property
     def device(self) -> str:
@@ -115,15 +116,16 @@ class Run:
 
     def step_us(self, *, profiled: bool = False, skip: int = 2) -> pd.DataFrame:
         """Steps as the maximum over ranks, one row a (process, repeat, step), from the third step of each block on."""
-        rows = self.steps[(self.steps["profiled"] == profiled) & (self.steps["step"] >= skip)]
-        keys = ["process", "repeat", "step"]
-        return rows.groupby(keys, as_index=False).agg(
-            step_us=("step_us", "max"),
-            step_us_mean_ranks=("step_us", "mean"),
-            host_us=("host_us", "max"),
-            num_requests=("num_requests", "first"),
-            num_committed=("num_committed", "first"),
-        )
+        if (profiled, skip) not in self._step_us:
+            rows = self.steps[(self.steps["profiled"] == profiled) & (self.steps["step"] >= skip)]
+            self._step_us[profiled, skip] = rows.groupby(["process", "repeat", "step"], as_index=False).agg(
+                step_us=("step_us", "max"),
+                step_us_mean_ranks=("step_us", "mean"),
+                host_us=("host_us", "max"),
+                num_requests=("num_requests", "first"),
+                num_committed=("num_committed", "first"),
+            )
+        return self._step_us[profiled, skip]
 
     @property
     def step_ms_p50(self) -> float:

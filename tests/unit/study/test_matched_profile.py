@@ -28,7 +28,12 @@ def test_the_recorded_captures_give_the_seeds_table() -> None:
 
 def test_live_on_this_machine_every_arm_has_its_row(tmp_path) -> None:
     made = lab.matched_profile(
-        lab.preset("tiny", device="cpu"), ["none", "blocking", "on_demand"], steps=4, processes=2, repeats=1, out=tmp_path / "o"
+        lab.preset("tiny", device="cpu"),
+        ["none", "blocking", "on_demand"],
+        steps=4,
+        processes=2,
+        repeats=1,
+        out=tmp_path / "o",
     )
     t = made.table.set_index("arm")
     assert list(t.index) == ["none", "blocking", "on_demand"]
@@ -40,7 +45,12 @@ def test_live_on_this_machine_every_arm_has_its_row(tmp_path) -> None:
 
 def test_seed_preset_has_its_workload_and_says_how_it_differs() -> None:
     cfg = lab.preset("seed")
-    assert (cfg.engine.prompt_len, cfg.engine.max_new_tokens, cfg.parallel.tp_size, cfg.parallel.ep_size) == (16_384, 2_048, 2, 1)
+    assert (cfg.engine.prompt_len, cfg.engine.max_new_tokens, cfg.parallel.tp_size, cfg.parallel.ep_size) == (
+        16_384,
+        2_048,
+        2,
+        1,
+    )
     assert cfg.model.draft.num_hidden_layers == 3
     assert cfg.model.drafter.block_size == 5
     assert len(SEED_DIFFERENCES) >= 4

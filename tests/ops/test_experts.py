@@ -72,6 +72,7 @@ def test_many_pairs_take_the_lists(monkeypatch: pytest.MonkeyPatch) -> None:
     args = make(24, 3, 6, 32, 16)
     searched = assert_same(args, TILES)
     monkeypatch.setattr(kernel, "SEARCH_PAIRS", 0)
+    monkeypatch.setattr(kernel, "LIST_BLOCK", 16)  # 72 pairs: several blocks, the last one not full
     assert torch.equal(assert_same(args, TILES), searched)
 
 

@@ -24,6 +24,9 @@ INTERPRETED: bool = knobs.runtime.interpret
 SEARCH_PAIRS = 256
 """Up to here each program looks its pairs up among all of them; beyond, one small kernel lists them by expert."""
 
+LIST_BLOCK = 1024
+"""Pairs that kernel looks at in one go."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Product:
@@ -47,7 +50,7 @@ class Tiles:
     down: Product
     chained: bool = False
     """Programmatic dependent launch: a kernel's programs are set up in its predecessor's tail, and down's weights start
-    on their way into the L2 there."""
+    on their way into the L2 there. The interpreter knows no such thing and leaves it out."""
 
 
 def tiles_for(num_pairs: int, num_experts: int, dtype: torch.dtype) -> Tiles:
@@ -65,7 +68,7 @@ def tiles_for(num_pairs: int, num_experts: int, dtype: torch.dtype) -> Tiles:
     return Tiles(rows=rows, up=Product(cols=32, depth=64, stages=4), down=Product(cols=64, depth=64, stages=4))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_pairs"])
 def _list_kernel(
     ids_ptr,  # [P] int64
     counts_ptr,  # [E] int32: pairs of each expert
@@ -144,7 +147,7 @@ def _product(
     return acc
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_pairs", "num_experts"])
 def _gate_up_kernel(
     x_ptr,  # [T, H]
     ids_ptr,  # [P] int64
@@ -207,7 +210,7 @@ def _prefetch(ptrs, num_bytes):
     )
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_pairs", "num_experts"])
 def _down_kernel(
     act_ptr,  # [P, I]
     ids_ptr,  # [P] int64
@@ -258,7 +261,7 @@ def _down_kernel(
         tl.store(at, acc * weight[:, None], mask=live[:, None] & (col < H)[None, :])
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_experts"])
 def _combine_kernel(
     y_ptr,  # [T, k, H] float32
     ids_ptr,  # [T, k] int64
@@ -302,12 +305,13 @@ def experts(
     num_experts, inner = gate_up.shape[0], down.shape[2]
     num_pairs = num_rows * topk
     tiles = tiles or tiles_for(num_pairs, num_experts, x.dtype)
+    chained = tiles.chained and not INTERPRETED
 
     counts = lists = None
     if num_pairs > SEARCH_PAIRS:
         counts = torch.empty(num_experts, dtype=torch.int32, device=x.device)
         lists = torch.empty(num_experts, num_pairs, dtype=torch.int32, device=x.device)
-        _list_kernel[(num_experts,)](local_ids, counts, lists, num_pairs, **_launch(tiles.chained, BLOCK=1024))
+        _list_kernel[(num_experts,)](local_ids, counts, lists, num_pairs, **_launch(chained, BLOCK=LIST_BLOCK))
     by_pair = counts is None and num_pairs < num_experts
     leads = num_pairs if by_pair else num_experts
     search = max(16, triton.next_power_of_2(num_pairs)) if counts is None else 1
@@ -316,17 +320,17 @@ def experts(
     act = torch.empty(num_pairs, inner, dtype=x.dtype, device=x.device)
     _gate_up_kernel[(-(-inner // tiles.up.cols), leads)](
         x, local_ids, counts, lists, gate_up, act, num_pairs, num_experts,
-        **shared, **_cut(tiles.up), **_launch(tiles.chained, tiles.up.warps, TOPK=topk),
+        **shared, **_cut(tiles.up), **_launch(chained, tiles.up.warps, TOPK=topk),
     )  # fmt: skip
     y = torch.empty(num_pairs, width, dtype=torch.float32, device=x.device)
     quarter = _quarter_bytes(width, inner, tiles.down.cols, down.element_size())
     _down_kernel[(-(-width // tiles.down.cols), leads)](
         act, local_ids, topk_weights, counts, lists, down, y, num_pairs, num_experts,
-        **shared, **_cut(tiles.down), **_launch(tiles.chained, tiles.down.warps, PREFETCH=quarter),
+        **shared, **_cut(tiles.down), **_launch(chained, tiles.down.warps, PREFETCH=quarter),
     )  # fmt: skip
     out = torch.empty_like(x)
     _combine_kernel[(-(-width // 256), num_rows)](
-        y, local_ids, residual, out, num_experts, **_launch(tiles.chained, 2, TOPK=topk, H=width, COLS=256)
+        y, local_ids, residual, out, num_experts, **_launch(chained, 2, TOPK=topk, H=width, COLS=256)
     )
     return out
 
@@ -336,7 +340,6 @@ def _cut(product: Product) -> dict[str, Any]:
 
 
 def _launch(chained: bool, warps: int = 4, **constants: int) -> dict[str, Any]:
-    """Options of a launch; those the interpreter may not know only where they are asked for."""
     options: dict[str, Any] = {"CHAINED": chained, "num_warps": warps, **constants}
     return options | {"launch_pdl": True} if chained else options
 

@@ -17,7 +17,7 @@ SLICE = 128
 """Columns of H one program of the gate multiplies; the row kernel adds the slices up in a fixed order."""
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_rows"])
 def _route_kernel(
     logits_ptr,  # [S, T, E] float; S slices to be added up
     count_ptr,  # [1] int32 or None
@@ -69,7 +69,7 @@ def _route_kernel(
     tl.store(weights_ptr + row * K + slot, weights, mask=slot < K)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_rows", "num_experts"])
 def _gate_kernel(
     x_ptr,  # [T, H]
     gate_ptr,  # [E, H]

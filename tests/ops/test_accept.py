@@ -32,6 +32,13 @@ def test_argmax_takes_the_lowest_of_equals_and_never_nan() -> None:
     assert argmax_rows(x).tolist()[1] == 7
 
 
+def test_equals_within_one_part_of_a_row() -> None:
+    """Rows so long that a program meets a column more than once, on any GPU."""
+    x = torch.zeros(8, 300_000, device=DEVICE)
+    x[1, 4097:] = 1.0
+    assert argmax_rows(x).tolist() == [0, 4097, 0, 0, 0, 0, 0, 0]
+
+
 def test_argmax_of_strided_rows() -> None:
     x = torch.randn(4, 300, device=DEVICE)[:, :200]
     assert torch.equal(argmax_rows(x), x.argmax(dim=-1))

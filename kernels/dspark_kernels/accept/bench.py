@@ -41,7 +41,7 @@ def compare(bandwidth: float) -> list[Row]:
             if not reads_logits and vocab < 100_000:
                 continue  # the same work as above
             p20, p50, p80 = graph_us(fn, sets)
-            num_bytes = rows * vocab * 2 if reads_logits else rows * 3 * 8
+            num_bytes = rows * vocab * 2 if reads_logits else 0
             shape = f"B {batch} W {GAMMA + 1}" + (f" V {vocab}" if reads_logits else "")
             table.append(
                 Row(

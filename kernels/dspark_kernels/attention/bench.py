@@ -66,14 +66,14 @@ def compare(bandwidth: float) -> list[Row]:
         ]
         ways: dict[str, Any] = {"split": decode_attention, "gather, SDPA": partial(gathered, max_keys=ctx)}
         if ctx > used:
-            ways["gather of what is in use, SDPA"] = partial(gathered, max_keys=used)
+            ways["gather in use, SDPA"] = partial(gathered, max_keys=used)
         if b == 1 and h == 16:
             ways |= {f"split {n}": partial(decode_attention, num_splits=n) for n in (1, 16, 64)}
         for way, fn in ways.items():
             p20, p50, p80 = graph_us(fn, sets)
             table.append(
                 Row(
-                    op="decode_attention", way=way, shape=f"B {b} Q {Q} h {h}/{h_kv} n {used} of {ctx}", dtype="bfloat16",
+                    op="attention", way=way, shape=f"B {b} Q {Q} h {h}/{h_kv} n {used} of {ctx}", dtype="bfloat16",
                     p20_us=p20, p50_us=p50, p80_us=p80,
                     floor_us=int(ends.sum()) * h_kv * D * 4 / bandwidth * 1e6,
                 )

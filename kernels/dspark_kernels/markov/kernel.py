@@ -131,8 +131,7 @@ def _step(
         index = tl.where(better, v[None, :], index)
 
     top = tl.max(best, axis=1)
-    # Columns that never won (all NaN or −inf) point at 0, so that any row yields a token of the vocabulary.
-    index = tl.where(best == float("-inf"), 0, index)
+    # Where nothing won (all NaN or −inf) program 0 offers index 0, the lowest: any row yields a token of the vocabulary.
     lowest = tl.min(tl.where(best == top[:, None], index, 2147483647), axis=1)
     tl.store(out_values_ptr + rows * PROGRAMS + program, top, mask=real)
     tl.store(out_indices_ptr + rows * PROGRAMS + program, lowest, mask=real)

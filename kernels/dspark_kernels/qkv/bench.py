@@ -41,10 +41,10 @@ def compare(bandwidth: float) -> list[Row]:
             return op(qkv[:, skip:], weights[1], positions, inv_freq, slots, *caches, 1e-6)
 
         ways = (
-            ("qk_norm_rope_write", "fused", whole, qk_norm_rope_write, columns),
-            ("qk_norm_rope_write", "torch chain", whole, reference.qk_norm_rope_write, columns),
-            ("k_norm_rope_write", "fused", context, k_norm_rope_write, 2 * h_kv * d),
-            ("k_norm_rope_write", "torch chain", context, reference.k_norm_rope_write, 2 * h_kv * d),
+            ("qk_norm_rope", "fused", whole, qk_norm_rope_write, columns),
+            ("qk_norm_rope", "torch chain", whole, reference.qk_norm_rope_write, columns),
+            ("k_norm_rope", "fused", context, k_norm_rope_write, 2 * h_kv * d),
+            ("k_norm_rope", "torch chain", context, reference.k_norm_rope_write, 2 * h_kv * d),
         )
         for op, way, run, fn, width in ways:
             p20, p50, p80 = graph_us(lambda x, positions, run=run, fn=fn: run(x, positions, fn), sets)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from dspark_kernels import accept as kernels
 from dspark_lab.config import LabConfig
 from dspark_lab.engine.propose import DraftBlockProposer
 from dspark_lab.engine.state import BatchState
@@ -59,7 +60,8 @@ class Rounds:
         )
         out = self.target.forward(batch, self.target_cache, capture_layers=self.cfg.model.drafter.target_layer_ids)
         target_tokens = self.target.argmax(out.hidden).view(b, self.width)
-        accepted = greedy_accept(self.drafts[:b], target_tokens, self.lengths[:b], forced=self._forced(b))
+        accept = kernels.greedy_accept if self.device.type == "cuda" else greedy_accept
+        accepted = accept(self.drafts[:b], target_tokens, self.lengths[:b], forced=self._forced(b))
         self._commit(b, accepted, taking_part, slots, out.aux, batch.positions)
 
     def build_verify_batch(
@@ -99,7 +101,13 @@ class Rounds:
         return forced
 
     def _commit(
-        self, b: int, accepted: Accepted, taking_part: Tensor, slots: Tensor, aux: Tensor, positions: Tensor
+        self,
+        b: int,
+        accepted: Accepted | kernels.Accepted,
+        taking_part: Tensor,
+        slots: Tensor,
+        aux: Tensor,
+        positions: Tensor,
     ) -> None:
         """Draft context for the anchor and the kept drafts; rejected rows go to the dummy slot. Target KV is cut by length."""
         s = self.state

@@ -97,6 +97,8 @@ class Attention(nn.Module):
         self.o_proj = RowLinear(heads, width, tp, bias=bias, **factory)
         self.q_norm = RMSNorm(self.head_dim, cfg.rms_norm_eps, **factory)
         self.k_norm = RMSNorm(self.head_dim, cfg.rms_norm_eps, **factory)
+        self.qkv_weight: Tensor | None = None
+        """The three projections one behind the other, where `fused.join_weights` laid them so."""
 
     def keys_values(self, x: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
         """K (normed and rotated) and V (neither), both [T, num_kv_heads, head_dim], of ``x`` [T, H]."""

@@ -9,11 +9,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from dspark_kernels.accept import argmax_rows
 from dspark_lab.config.parts import DecoderConfig
 from dspark_lab.ep.dispatch import ExpertGroup
 from dspark_lab.ep.groups import ONE_RANK, RankGroup
 from dspark_lab.ep.load import EpLoad
 from dspark_lab.errors import LabError
+from dspark_lab.models import fused
 from dspark_lab.models.attention import Attention, RMSNorm, Rope, Rows, rows_of
 from dspark_lab.models.batch import ForwardBatch
 from dspark_lab.models.kvcache import KVCache
@@ -74,6 +76,10 @@ class Decoder(nn.Module):
         self.rope = Rope(cfg.head_dim, cfg.rope_theta, device)
 
     @property
+    def decoder_layers(self) -> list[DecoderLayer]:
+        return [layer for layer in self.layers if isinstance(layer, DecoderLayer)]
+
+    @property
     def device(self) -> torch.device:
         return self.norm.weight.device
 
@@ -112,6 +118,8 @@ class Decoder(nn.Module):
         self, batch: ForwardBatch, cache: KVCache, capture_layers: tuple[int, ...] = ()
     ) -> tuple[Tensor, list[Tensor]]:
         """Final-normed hidden [T, H], and the raw outputs [T, H] of ``capture_layers`` (−1: the embedding)."""
+        if fused.suits_decode(self, batch):
+            return fused.run(self, batch, cache, capture_layers)
         x = self.embed_tokens(batch.input_ids)
         rows = rows_of(batch, cache, self.rope, self.cfg, self.dtype)
         captured = [x] if -1 in capture_layers else []
@@ -178,4 +186,7 @@ class Target(nn.Module):
 
     def argmax(self, hidden: Tensor) -> Tensor:
         """[.., H] to the best token [..] int64, the lowest id of equals; at TP > 1 no logits travel."""
-        return self.model.vocab.argmax(self.local_logits(hidden))
+        logits = self.local_logits(hidden)
+        if fused.suits(logits) and self.model.tp.size == 1 and logits.dim() == 2:
+            return argmax_rows(logits)
+        return self.model.vocab.argmax(logits)

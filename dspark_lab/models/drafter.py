@@ -7,9 +7,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from dspark_kernels.markov import markov_walk
 from dspark_lab.config.parts import ModelConfig
 from dspark_lab.ep.dispatch import ExpertGroup
 from dspark_lab.ep.groups import ONE_RANK, RankGroup
+from dspark_lab.models import fused
 from dspark_lab.models.attention import RMSNorm
 from dspark_lab.models.batch import ForwardBatch
 from dspark_lab.models.decoder import Decoder, DecoderLayer
@@ -26,8 +28,9 @@ class Proposal:
     """[B, γ] int64."""
     base_logits: Tensor
     """[B, γ, V] of the parallel stage; at TP > 1 this rank's columns, which ``drafter.vocab.gather`` puts together."""
-    corrected_logits: Tensor
-    """As `base_logits`, with the Markov head's share; `draft_tokens` are the argmax over the whole vocabulary."""
+    corrected_logits: Tensor | None
+    """As `base_logits`, with the Markov head's share; `draft_tokens` are the argmax over the whole vocabulary. None where the
+    fused walk ran, which stores none."""
     confidence: Tensor | None
     """[B, γ] float32 within 0 to 1, not cumulative; None without a confidence head."""
 
@@ -61,6 +64,9 @@ class Drafter(Decoder):
 
     def write_context(self, aux: Tensor, slots: Tensor, positions: Tensor, cache: KVCache) -> None:
         """Stores the context K/V of committed rows: ``aux`` [T, n·H] of the target, ``slots`` and ``positions`` [T]."""
+        if fused.suits(aux) and all(layer.self_attn.qkv_weight is not None for layer in self.decoder_layers):
+            fused.write_context(self, aux, slots, positions, cache)
+            return
         context = self.hidden_norm(self.fc(aux))
         cos, sin = self.rope(positions, context.dtype)
         for i, layer in enumerate(self.layers):
@@ -83,6 +89,10 @@ class Drafter(Decoder):
         embedded: Tensor | None = None
         if self.markov_head is None:
             corrected, tokens = base, self.vocab.argmax(base)
+        elif fused.suits(base) and self.tp.size == 1:
+            w1, w2 = self.markov_head.markov_w1.weight, self.markov_head.markov_w2.weight
+            walk = markov_walk(base, anchors, w1, w2)
+            corrected, tokens, embedded = None, walk.tokens, walk.embedded
         else:
             corrected, tokens, embedded = self._walk(self.markov_head, base, anchors)
         confidence = None

@@ -9,9 +9,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from dspark_kernels.experts import experts
+from dspark_kernels.router import route
 from dspark_lab.config.parts import DecoderConfig
 from dspark_lab.ep.dispatch import ExpertGroup
 from dspark_lab.ep.load import EpLoad
+from dspark_lab.models import fused
 from dspark_lab.models.batch import ForwardBatch
 from dspark_lab.models.shards import Shard, cut
 
@@ -26,6 +29,8 @@ class Router(nn.Module):
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """``x`` [T, H] to ``topk_ids`` [T, k] int64 (logical) and ``topk_weights`` [T, k] float32."""
+        if fused.suits(x):
+            return route(F.linear(x, self.weight), self.topk, renormalize=self.norm_topk_prob)
         probs = F.linear(x, self.weight).softmax(dim=-1, dtype=torch.float32)
         weights, ids = probs.topk(self.topk, dim=-1)
         if self.norm_topk_prob:
@@ -57,6 +62,8 @@ class Experts(nn.Module):
 
     def forward(self, x: Tensor, local_ids: Tensor, topk_weights: Tensor) -> Tensor:
         """``x`` [T, H], ``local_ids`` [T, k] (−1: not computed) to the weighted sum over k [T, H]; dropped rows give 0."""
+        if fused.suits(x):
+            return experts(x, local_ids, topk_weights, self.gate_up_proj, self.down_proj)
         y = self._grouped(x, local_ids) if self._groups() else self._dense(x, local_ids)
         weighted = y.float() * topk_weights[..., None]
         # Selected, not multiplied: 0 · NaN is NaN, and dropped rows may hold anything.

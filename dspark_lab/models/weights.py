@@ -11,7 +11,7 @@ from dspark_lab.config.lab import LabConfig
 from dspark_lab.ep.dispatch import ExpertGroup
 from dspark_lab.ep.groups import ONE_RANK, ParallelGroups, RankGroup, process_groups
 from dspark_lab.errors import LabError
-from dspark_lab.models import checkpoint
+from dspark_lab.models import checkpoint, fused
 from dspark_lab.models.decoder import Target
 from dspark_lab.models.drafter import Drafter
 from dspark_lab.models.moe import Experts
@@ -54,6 +54,9 @@ def build_pair(
     else:
         init_random(target, cfg.seed)
         init_random(drafter, cfg.seed + 1)
+    if fused.ENABLED and torch.device(device).type == "cuda":
+        for layer in (*target.model.decoder_layers, *drafter.decoder_layers):
+            fused.join_weights(layer.self_attn)
     return target.requires_grad_(False).eval(), drafter.requires_grad_(False).eval()
 
 

@@ -1,8 +1,9 @@
 SHELL := /bin/bash
 PY := .venv/bin/python
 PORT ?= 8888
+PART ?= one
 
-.PHONY: help setup lab demo test check clean
+.PHONY: help setup lab demo test check record clean
 
 help:  ## what there is to make
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
@@ -30,6 +31,9 @@ check: setup  ## ruff, pyright, import-linter
 	.venv/bin/ruff format --check .
 	.venv/bin/pyright
 	.venv/bin/lint-imports
+
+record: setup  ## measure again what ships in data/recorded: make record PART=one (a GPU) or PART=two
+	.venv/bin/dspark-lab record $(PART) --out recordings
 
 clean:
 	rm -rf .venv .pytest_cache .ruff_cache build dist runs tb

@@ -191,6 +191,19 @@ def demo(logdir: Annotated[Path, typer.Option(help="TensorBoard folder to write.
 
 
 @app.command()
+def record(
+    part: Annotated[str, typer.Argument(help="one (one GPU) or two (two GPUs).")],
+    out: Annotated[Path, typer.Option(help="Folder for the runs and the archive.")] = Path("recordings"),
+    only: Annotated[str, typer.Option(help="Sheets, with commas; default all of the part.")] = "",
+) -> None:
+    """Measure again what ships in data/recorded; leaves one archive."""
+    from dspark_lab.study.record import record as make
+
+    with _progress() as on_progress:
+        _out.print(f"archive: {make(part, out=out, only=_names(only), on_progress=on_progress)}")
+
+
+@app.command()
 def doctor(json_: Json = False) -> None:
     """What is installed, which devices there are, and what to do about what is missing."""
     import dspark_lab as lab

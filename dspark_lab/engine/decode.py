@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -68,7 +69,16 @@ def check_runnable(cfg: LabConfig) -> None:
 class DecodeEngine:
     """One config's engine: ``join`` requests, ``step`` rounds, ``drain`` what is in flight."""
 
-    def __init__(self, cfg: LabConfig, target: Target, drafter: Drafter, device: torch.device) -> None:
+    def __init__(
+        self,
+        cfg: LabConfig,
+        target: Target,
+        drafter: Drafter,
+        device: torch.device,
+        *,
+        buckets: Sequence[int] | None = None,
+    ) -> None:
+        """``buckets``: which graphs to capture; by default all that the batch can shrink to."""
         check_runnable(cfg)
         if cfg.engine.use_graph and device.type != "cuda":
             raise LabError(
@@ -89,7 +99,7 @@ class DecodeEngine:
         self._prefill = Prefill(cfg, self.rounds, self._persistent_scalar)
         self._hosts = _PinnedRing(self.rounds.packed, self.lag + 2)
         self.reset()
-        self.graphs = RoundGraphs(self.rounds, cfg) if cfg.engine.use_graph else None
+        self.graphs = RoundGraphs(self.rounds, cfg, buckets=buckets) if cfg.engine.use_graph else None
 
     # -- requests ----------------------------------------------------------------------------------------------
 

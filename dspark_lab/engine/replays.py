@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch.distributed as dist
@@ -18,9 +18,17 @@ class RoundGraphs:
     """Two `GraphRunner`s over one `Rounds`. The batch's state lies in static buffers that the graphs themselves move on, so a
     replay fills nothing but the scalar's slot."""
 
-    def __init__(self, rounds: Rounds, cfg: LabConfig, *, checks: Checks = Checks()) -> None:  # noqa: B008
+    def __init__(
+        self,
+        rounds: Rounds,
+        cfg: LabConfig,
+        *,
+        buckets: Sequence[int] | None = None,
+        checks: Checks = Checks(),  # noqa: B008 - frozen
+    ) -> None:
+        """``buckets``: which to capture; by default all that the batch can shrink to."""
         self.rounds, self.cfg = rounds, cfg
-        self.buckets = [b for b in cfg.engine.buckets if b <= rounds.state.max_rows]
+        self.buckets = buckets or [b for b in cfg.engine.buckets if b <= rounds.state.max_rows]
         self._predicate = cfg.needs_scalar
         self._writes_slot = cfg.engine.how.transfer == "graph_slot"
         self._slot_holds: int | None = None

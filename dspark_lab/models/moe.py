@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dspark_kernels.experts import experts
-from dspark_kernels.router import route
+from dspark_kernels.router import gate_and_route
 from dspark_lab.config.parts import DecoderConfig
 from dspark_lab.ep.dispatch import ExpertGroup
 from dspark_lab.ep.load import EpLoad
@@ -30,7 +30,7 @@ class Router(nn.Module):
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """``x`` [T, H] to ``topk_ids`` [T, k] int64 (logical) and ``topk_weights`` [T, k] float32."""
         if fused.suits(x):
-            return route(F.linear(x, self.weight), self.topk, renormalize=self.norm_topk_prob)
+            return gate_and_route(x, self.weight, self.topk, renormalize=self.norm_topk_prob)
         probs = F.linear(x, self.weight).softmax(dim=-1, dtype=torch.float32)
         weights, ids = probs.topk(self.topk, dim=-1)
         if self.norm_topk_prob:

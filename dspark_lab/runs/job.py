@@ -148,6 +148,7 @@ class Job:
         rows, accepted, proposed, digests, traces, ep, env, tokens = [], None, None, set(), [], [], {}, 0
         host: dict[str, list[float]] = {}
         clocks: list[dict[str, Any]] = []
+        graphs: list[dict[str, Any]] = []
         for _, folder, ranks in self._results:
             for rank, result in enumerate(ranks):
                 part = result["arms"].get(arm.name)
@@ -158,6 +159,7 @@ class Job:
                 digests |= set(part["digests"])
                 traces += [folder / t for t in part["traces"]]
                 clocks += part["clocks"]
+                graphs = graphs or part["graphs"]
                 for name, values in part["host"].items():
                     host.setdefault(name, []).extend(values)
                 if "ep" in part:
@@ -180,7 +182,13 @@ class Job:
             steps=steps,
             environment=env,
             acceptance=Acceptance(accepted=tuple(accepted or ()), proposed=tuple(proposed or ()), simulated=simulated),
-            outputs={"digest": next(iter(digests), ""), "num_tokens": tokens, "host": _host(host), "clocks": clocks},
+            outputs={
+                "digest": next(iter(digests), ""),
+                "num_tokens": tokens,
+                "host": _host(host),
+                "clocks": clocks,
+                "graphs": graphs,
+            },
             ep=ep,
             status=status,
             role=arm.role,

@@ -86,11 +86,19 @@ def group(configs: Sequence[LabConfig], *, floor_pair: bool = True) -> list[Grou
             else:
                 arms[key] = arm
         run = list(arms.values())
-        if floor_pair and len(run) > 1:
-            base = pick_baseline([a.config for a in run])
-            run.append(Arm(name=f"{names[base]}.aa", config=base, role="aa"))
+        if floor_pair:
+            run += [Arm(name=f"{names[base]}.aa", config=base, role="aa") for base in _baselines(run)]
         groups.append(Group(arms=tuple(run), aliases=tuple(aliases)))
     return groups
+
+
+def _baselines(arms: Sequence[Arm]) -> list[LabConfig]:
+    """The baseline of each set of arms that differ in nothing but how the scalar comes to be; of sets of one, none."""
+    sets: dict[LabConfig, list[LabConfig]] = {}
+    for arm in arms:
+        alike = arm.config.replace(alloc="on_demand", mask_padding=True)
+        sets.setdefault(alike, []).append(arm.config)
+    return [pick_baseline(members) for members in sets.values() if len(members) > 1]
 
 
 def _unique_names(configs: Sequence[LabConfig]) -> dict[LabConfig, str]:

@@ -77,7 +77,7 @@ class Run:
     acceptance: Acceptance | None = None
     outputs: dict[str, Any] = field(default_factory=dict)
     """``digest`` of all committed tokens, in request order; ``num_tokens``; ``host`` (``scalar_us_p50``, ``host_work_us_mean``);
-    ``clocks``: a dict a block and rank."""
+    ``clocks``: a dict a block and rank; ``graphs``: capture time and memory by graph and bucket."""
     ep: list[dict[str, Any]] = field(default_factory=list)
     """A dict a rank: ``rank``, ``rows_computed``, ``bytes_sent``, ``expert_bytes``, ``rows_by_expert`` …"""
     quoted: dict[str, Any] = field(default_factory=dict)

@@ -19,11 +19,14 @@ import torch
 import torch.distributed as dist
 
 from dspark_lab import device as hardware
+from dspark_lab.config import LabConfig
 from dspark_lab.engine.decode import DecodeEngine, check_runnable
 from dspark_lab.errors import LabError
 from dspark_lab.models.weights import build
 from dspark_lab.plan.memory import plan_memory
+from dspark_lab.plan.padding import bucket_for
 from dspark_lab.runs.measure import Block, Stopped, captured_block, counted_block, timed_block
+from dspark_lab.runs.plan import arm_name
 from dspark_lab.runs.spec import Arm, JobSpec, write_json
 
 STOP_EVERY = 4
@@ -62,7 +65,8 @@ class Worker:
                 self._write("running")
             for arm, engine in zip(self.spec.arms, engines, strict=True):
                 if arm.role == "arm":
-                    self._count_load(arm, engine)
+                    if not self.spec.process:
+                        self._count_load(arm, engine)
                     if self.spec.profile_steps:
                         self._capture(arm, engine)
         except Stopped:
@@ -85,7 +89,13 @@ class Worker:
         self._check_memory()
         target, drafter = build(cfg, self.device)
         self.models = (target, drafter)
-        return [DecodeEngine(arm.config, target, drafter, self.device) for arm in self.spec.arms]
+        return [self._engine(arm.config) for arm in self.spec.arms]
+
+    def _engine(self, cfg: LabConfig) -> DecodeEngine:
+        """Measured batches are always full, so one bucket's graphs are enough."""
+        self.where = f"capturing graphs of {arm_name(cfg)}" if cfg.engine.use_graph else "start-up"
+        bucket = bucket_for(cfg.engine.batch_size, cfg.engine.buckets)
+        return DecodeEngine(cfg, *self.models, self.device, buckets=[bucket])
 
     def _join_group(self) -> None:
         if self.world == 1:
@@ -110,7 +120,7 @@ class Worker:
         self.where = f"arm {arm.name}, block {repeat + 1} of {self.spec.repeats}"
         on_step = self._on_step(arm, repeat)
         block = timed_block(engine, num_steps=self.spec.num_steps, warmup=self.spec.warmup_steps, on_step=on_step)
-        self._keep(arm, block, repeat)
+        self._keep(arm, engine, block, repeat)
         if block.stopped:
             raise Stopped
 
@@ -130,10 +140,10 @@ class Worker:
             rank=self.rank,
             on_step=self._on_step(arm, self.spec.repeats),
         )
-        self._keep(arm, block, 0)
+        self._keep(arm, engine, block, 0)
         self.results[arm.name]["traces"].append(str(path.relative_to(self.folder)))
 
-    def _keep(self, arm: Arm, block: Block, repeat: int) -> None:
+    def _keep(self, arm: Arm, engine: DecodeEngine, block: Block, repeat: int) -> None:
         new = {
             "rows": [],
             "accepted": block.accepted * 0,
@@ -143,6 +153,7 @@ class Worker:
             "tokens": 0,
             "host": {"scalar_us": [], "host_work_us": []},
             "clocks": [],
+            "graphs": [],
         }
         kept = self.results.setdefault(arm.name, new)
         kept["rows"] += [
@@ -155,6 +166,7 @@ class Worker:
             kept["tokens"] = block.num_tokens
             for name, values in block.host.items():
                 kept["host"][name] += values
+            kept["graphs"] = engine.graphs.report() if engine.graphs is not None else []
             kept["clocks"].append({"process": self.spec.process, "repeat": repeat, "rank": self.rank, **self._clocks()})
 
     def _clocks(self) -> dict[str, str]:

@@ -19,15 +19,15 @@ def get_item(x: Tensor, key: Any) -> Tensor:
 
 
 def set_item(x: Tensor, key: Any, value: Any) -> None:
-    """``x[key] = value``. A number is no tensor of the device; a CPU tensor of one element is read by the host."""
+    """``x[key] = value``. A number becomes a CPU tensor: copied where ``x[key]`` is a single element, filled in elsewhere."""
     view, indices = _applied(x, key)
+    if not isinstance(value, Tensor):
+        value = torch.tensor(value, dtype=x.dtype)
     if indices:
-        if not isinstance(value, Tensor):
-            value = torch.tensor(value, dtype=x.dtype)
         _aten.index_put_.default(view, indices, value)
-    elif not isinstance(value, Tensor):
-        _aten.fill_.Scalar(view, value)
-    elif value.dim() == 0 and value.device != x.device:
+    elif value.shape == view.shape:
+        _aten.copy_.default(view, value)
+    elif value.dim() == 0 and value.device.type == "cpu":
         _aten.fill_.Scalar(view, value.item())
     else:
         while value.dim() > view.dim() and value.shape[0] == 1:

@@ -31,11 +31,11 @@ class Effect(NamedTuple):
 
 
 DATA_TO_DEVICE = Effect("sync", "pageable host-to-device copy and stream synchronise", TO_DEVICE)
+_EQUAL = Effect("sync", "compares on the device and waits for the answer", KEEP_ON_DEVICE)
 _NUMBER = Effect("sync", "copies one number to the host and waits for the stream", KEEP_ON_DEVICE)
 _SIZE = "its size depends on the data: the host waits for the stream to learn it"
 _BY_NAME: dict[str, Effect] = {
     "aten::_local_scalar_dense": _NUMBER,
-    "aten::equal": Effect("sync", "compares on the device and waits for the answer", KEEP_ON_DEVICE),
     "aten::nonzero": Effect("sync", _SIZE, FIXED_SIZE),
     "aten::masked_select": Effect("sync", _SIZE, FIXED_SIZE),
     "aten::_unique": Effect("sync", _SIZE, FIXED_SIZE),
@@ -68,6 +68,8 @@ def effect_of(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Effe
         return None
     if name in _BY_NAME:
         return _BY_NAME[name]
+    if name == "aten::equal":
+        return None if _known_equal_or_not(args[0], args[1]) else _EQUAL
     if name == "aten::repeat_interleave" and func._overloadname == "Tensor":
         known = _given(args, kwargs, 1, "output_size") is not None
         return None if known else Effect("sync", _SIZE, "pass output_size=, which the host knows")
@@ -109,6 +111,11 @@ def transfer(source: Tensor, device: torch.device, non_blocking: Any, *, into: T
     if into is None or into.is_pinned():
         return None
     return Effect("sync", "copy into pageable memory, which holds the host until the stream is done", KEEP_ON_DEVICE)
+
+
+def _known_equal_or_not(a: Tensor, b: Tensor) -> bool:
+    """Whether the host can tell without the values: one and the same tensor, other shapes, nothing in them."""
+    return a is b or a.shape != b.shape or not a.numel()
 
 
 def _indexed(indices: Sequence[Any]) -> Effect | None:

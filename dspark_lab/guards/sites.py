@@ -7,6 +7,7 @@ import linecache
 import os
 import re
 import sys
+import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -24,6 +25,8 @@ _SKIPPED = (
     os.path.join(os.path.dirname(_HERE), "testing") + os.sep,
     os.sep.join(("", "site-packages", "triton", "")),
 )
+#: The standard library between a warning of PyTorch's and the guard that hears it.
+_WARNINGS = tuple(os.path.join(os.path.dirname(warnings.__file__), name) for name in ("warnings.py", "_py_warnings.py"))
 _FILE_PATTERN = re.compile(r"^(?P<file>.+\.pyi?|<.+>)(?::(?P<line>\d+))?$")
 _LONGEST = 100
 
@@ -123,7 +126,10 @@ def _walk(until: FrameType | None) -> Iterator[FrameType]:
 def is_user_file(path: str) -> bool:
     """Whether a frame of this file is the user's, not torch's, Triton's, the guard's or the interpreter's."""
     return not (
-        path.startswith(("<frozen", *_SKIPPED[:3])) or _SKIPPED[3] in path or path.endswith(os.sep + "contextlib.py")
+        path.startswith(("<frozen", *_SKIPPED[:3]))
+        or _SKIPPED[3] in path
+        or path in _WARNINGS
+        or path.endswith(os.sep + "contextlib.py")
     )
 
 

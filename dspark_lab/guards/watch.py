@@ -105,22 +105,7 @@ class _Armed:
         self._mode = torch.cuda.get_sync_debug_mode()
         warnings.filterwarnings("ignore", message=_PROTOTYPE)
         warnings.filterwarnings("always", message=_SEEN_BY_TORCH)
-        before = warnings.showwarning
-        mode = self._mode
-
-        def show(message: Any, category: Any, filename: Any, lineno: Any, file: Any = None, line: Any = None) -> None:
-            if _SEEN_BY_TORCH not in str(message):
-                before(message, category, filename, lineno, file, line)
-                return
-            watcher = current()
-            if watcher is not None:
-                watcher.on_torch_warning()
-            elif mode == 2:
-                raise RuntimeError(str(message))
-            elif mode == 1:
-                before(message, category, filename, lineno, file, line)
-
-        warnings.showwarning = show
+        warnings.showwarning = heard(warnings.showwarning, self._mode)
         torch.cuda.set_sync_debug_mode("warn")
 
     def undo(self) -> None:
@@ -132,6 +117,24 @@ class _Armed:
                 delattr(owner, name)
             else:
                 setattr(owner, name, before)
+
+
+def heard(before: Callable[..., None], mode: int) -> Callable[..., None]:
+    """A ``warnings.showwarning`` that tells this thread's guard of PyTorch's warnings; without a guard ``mode`` decides."""
+
+    def show(message: Any, category: Any, filename: Any, lineno: Any, file: Any = None, line: Any = None) -> None:
+        if _SEEN_BY_TORCH not in str(message):
+            before(message, category, filename, lineno, file, line)
+            return
+        watcher = current()
+        if watcher is not None:
+            watcher.on_torch_warning()
+        elif mode == 2:
+            raise RuntimeError(str(message))
+        elif mode == 1:
+            before(message, category, filename, lineno, file, line)
+
+    return show
 
 
 def _targets() -> list[tuple[Any, str, str]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import runpy
 import threading
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import pytest
 import torch
 
 from dspark_lab.errors import LabError
-from dspark_lab.guards import Finding, GuardError, HostSyncGuard, fake_cuda, no_host_sync
+from dspark_lab.guards import Finding, GuardError, HostSyncGuard, fake_cuda, no_host_sync, watch
 
 CASES = runpy.run_path(str(Path(__file__).parent / "cases.py"))
 N, FAIL, PASS, names = (CASES[k] for k in ("N", "FAIL", "PASS", "names"))
@@ -180,6 +181,25 @@ def test_guards_nest_and_leave_nothing(lens):
 def test_finding_reads_like_a_line():
     f = Finding(kind="sync", call="x.item()", what="waits", way_out="do not", file="/a/b.py", line=3, function="f")
     assert str(f) == "/a/b.py:3 (f): x.item(): waits. Way out: do not."
+
+
+def warn_as_torch_does() -> None:
+    warnings.warn("called a synchronizing CUDA operation", stacklevel=1)
+
+
+def test_a_warning_of_pytorch_gets_the_users_line():
+    line = inspect.getsourcelines(warn_as_torch_does)[1] + 1
+    with warnings.catch_warnings(record=True) as others:
+        warnings.simplefilter("always")
+        warnings.showwarning = watch.heard(warnings.showwarning, mode=0)
+        warn_as_torch_does()  # without a guard, mode 0: nobody hears of it
+        with pytest.raises(GuardError) as caught, no_host_sync():
+            warn_as_torch_does()
+        warnings.warn("another", stacklevel=1)
+    (finding,) = caught.value.findings
+    assert (Path(finding.file), finding.line, finding.function) == (Path(__file__), line, "warn_as_torch_does")
+    assert finding.call == 'warnings.warn("called a synchronizing CUDA operation", stacklevel=1)'
+    assert [str(w.message) for w in others] == ["another"]
 
 
 def test_watching_only_keeps_every_wait(device):

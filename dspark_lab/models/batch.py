@@ -64,7 +64,7 @@ class ForwardBatch:
     @property
     def token_slots(self) -> Tensor:
         """[B*Q] int64: the slot of each row."""
-        return self.req_slots[:, None].expand(-1, self.num_tokens_per_req).reshape(-1)
+        return self.req_slots[:, None].expand(-1, self.num_tokens_per_req).reshape(-1).contiguous()
 
     def validate(self, parallel: ParallelConfig, *, mask_padding: bool = True) -> None:
         """Raises `LabError` by the name of the field that breaks the contract. Reads shapes and host values only: no sync."""

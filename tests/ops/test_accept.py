@@ -111,3 +111,12 @@ def test_bad_shapes_are_named() -> None:
         greedy_accept(draft, target[:, :3], proposal)
     with pytest.raises(ValueError, match="4 verified rows"):
         greedy_accept_logits(draft, torch.zeros(7, 20, device=DEVICE), proposal)
+
+
+def test_lengths_may_be_views() -> None:
+    draft, target, proposal = accepted(4, 4, 1)
+    beside = torch.stack((proposal, proposal * 0), dim=1)[:, 0]
+    forced = torch.full((1,), 2, device=DEVICE).expand(4)
+    got = greedy_accept(draft, target, beside, forced=forced)
+    for a, b in zip(got, reference.greedy_accept(draft, target, proposal, forced=forced), strict=True):
+        assert torch.equal(a, b)

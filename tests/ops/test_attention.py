@@ -146,3 +146,12 @@ def test_replays_in_a_graph_with_other_limits() -> None:
         graph.replay()
         assert torch.equal(out, decode_attention(q, k, v, slots, moved))
         limits.copy_(keep)
+
+
+def test_slots_and_limits_may_be_views() -> None:
+    q, k, v, slots, limits = make(torch.float32, [[30, 30], [7, 7]], 4, 2, 16, 40)
+    want = decode_attention(q, k, v, slots, limits)
+    every_second = torch.stack((slots, slots + 1), dim=1)[:, 0]
+    one_a_request = limits.view(2, 2)[:, :1].expand(-1, 2)
+    beside = torch.stack((one_a_request.flatten(), torch.full((4,), 3, device=DEVICE)), dim=1)[:, 0]
+    assert torch.equal(decode_attention(q, k, v, every_second, beside), want)

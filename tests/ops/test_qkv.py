@@ -50,6 +50,17 @@ def test_agrees_with_reference(dtype: torch.dtype, rows: int, h: int, h_kv: int,
     assert int(written.sum()) == rows, "every row is written once and nothing else is"
 
 
+def test_one_slot_for_all_rows_may_be_expanded() -> None:
+    a, b = make(torch.float32, 5, 4, 2, 16), make(torch.float32, 5, 4, 2, 16)
+    memory = torch.tensor([1, 2, 0, 2, 0, 2], device=DEVICE)  # what lies behind the one element
+    a["slots"], b["slots"] = memory[:1].expand(5), memory[:1].repeat(5)
+    a["positions"] = torch.stack([a["positions"], a["positions"] + 1], dim=1)[:, 0]  # every second element
+    qk_norm_rope_write(**a, eps=EPS)
+    reference.qk_norm_rope_write(**b, eps=EPS)
+    torch.testing.assert_close(a["k_cache"], b["k_cache"], **tolerance(torch.float32), equal_nan=True)
+    torch.testing.assert_close(a["v_cache"], b["v_cache"], rtol=0, atol=0, equal_nan=True)
+
+
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_context_rows_as_a_slice(dtype: torch.dtype) -> None:
     a, b = make(dtype, 4, 4, 2, 32), make(dtype, 4, 4, 2, 32)

@@ -166,6 +166,9 @@ def _launch(
             f"drafts {tuple(draft.shape)}, target rows {shape} and proposals {tuple(proposal.shape)} do not belong together: "
             f"{gamma + 1} verified rows a request."
         )
+    proposal = proposal.contiguous()
+    target = None if target is None else target.contiguous()
+    forced = None if forced is None else forced.contiguous()
     values, indices, parts = (draft, draft, 1) if logits is None else _first_stage(logits)
     num_accepted = torch.empty(b, dtype=torch.int64, device=draft.device)
     bonus = torch.empty_like(num_accepted)

@@ -160,6 +160,7 @@ def decode_attention(
         )
     if q.stride(2) != 1 or k_cache.stride(3) != 1 or v_cache.stride(3) != 1:
         raise ValueError("head_dim must be contiguous in q and both caches; call .contiguous().")
+    slots, key_limits = slots.contiguous(), key_limits.contiguous()
     q_rows, group = rows // b, h // h_kv
     wide = q.dtype == torch.float32  # products without tensor cores: smaller tiles, more warps, or registers spill
     block_m = min(32 if wide else 64, max(16, triton.next_power_of_2(q_rows * group)))

@@ -213,6 +213,7 @@ def markov_walk(
     """
     (b, gamma, vocab), rank, device = base.shape, w1.shape[1], base.device
     _check(base, anchors, w1, w2, noise, temperature)
+    anchors = anchors.contiguous()
     g = geometry(b, vocab, rank, w2.dtype, device, noise is not None) | (tiles or {})
     programs, block_programs = g["PROGRAMS"], triton.next_power_of_2(g["PROGRAMS"])
     fused = b <= FUSED_BATCH if fused is None else fused

@@ -143,6 +143,8 @@ def _launch(
         raise ValueError(f"positions {tuple(positions.shape)} and slots {tuple(slots.shape)} must have a value a row.")
     if qkv.shape[0] == 0:
         return
+    # An expanded slot (stride 0) would be read beyond its one element.
+    positions, slots = positions.contiguous(), slots.contiguous()
     half = triton.next_power_of_2(d // 2)
     _norm_rope_write[(qkv.shape[0], num_q + 2 * h_kv)](
         qkv,

@@ -124,7 +124,8 @@ class Job:
             self._results.append((spec, folder, launch.results()))
         finally:
             launch.close()
-        self._finished += 1
+        if not self._stop.is_set() and not self.error:
+            self._finished += 1
 
     def _assemble(self, state: str) -> list[Run]:
         runs = []

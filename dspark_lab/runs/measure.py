@@ -155,16 +155,21 @@ def captured_block(
 
 @torch.inference_mode()
 def counted_block(engine: DecodeEngine, *, num_steps: int, on_step: Callable[[int], None]) -> dict[str, Any]:
-    """Expert load over ``num_steps`` steps and their prefills; apart from the timed blocks, since counting costs kernels."""
+    """Expert load over ``num_steps`` eager steps, prefills left out; apart from the timed blocks, since counting costs kernels."""
     loads = {"target": engine.target.watch_load(), "drafter": engine.drafter.watch_load()}
+    graphs, engine.graphs = engine.graphs, None  # a captured graph holds no counters
     try:
         stepper = Stepper(engine, on_step)
+        for load in loads.values():
+            if load is not None:
+                load.reset()
         for i in range(num_steps):
             stepper.refill()
             engine.step()
             on_step(i)
         engine.drain()
     finally:
+        engine.graphs = graphs
         for layer in (*engine.target.model.moe_layers, *engine.drafter.moe_layers):
             layer.load = None
     report = {who: load.report() for who, load in loads.items() if load is not None}

@@ -52,19 +52,22 @@ def _one() -> dict[str, Sheet]:
     return {
         "small": Sheet(
             configs=tuple(small.replace(batch_size=b, alloc=a) for b in (1, 4, 8, 32) for a in (*ALWAYS, *ON_DEMAND)),
+            repeats=1,
             keep_traces=("none", "blocking", "non_blocking"),
             traces_at={"batch_size": 1},
         ),
         "small-hostwork": Sheet(
             configs=tuple(small.replace(host_work_us=us, alloc=a) for us in HOST_WORK_US for a in ("none", "blocking")),
-            profile_steps=8,
+            repeats=1,
+            processes=2,
             keep_traces=("none", "blocking"),
             traces_at={"host_work_us": 600.0},
         ),
         "small-eager": Sheet(
             configs=tuple(small.replace(use_graph=False, overlap=False, alloc=a) for a in ("none", "blocking")),
             num_steps=48,
-            processes=2,
+            repeats=3,
+            processes=1,
             profile_steps=4,
             keep_traces=("none",),
         ),
@@ -72,6 +75,7 @@ def _one() -> dict[str, Sheet]:
             configs=tuple(
                 qwen.replace(batch_size=b, alloc=a) for b in (1, 8) for a in ("none", "blocking", "on_demand")
             ),
+            repeats=1,
             processes=2,
             keep_traces=("none", "blocking"),
             traces_at={"batch_size": 1},
@@ -92,7 +96,8 @@ def _two() -> dict[str, Sheet]:
         ),
         "seed": Sheet(
             configs=tuple(preset("seed", device="cuda").replace(alloc=a) for a in seed_arms),
-            profile_steps=128,
+            repeats=1,
+            profile_steps=32,
             keep_traces=("none", "blocking", "non_blocking"),
         ),
         "ep2": Sheet(

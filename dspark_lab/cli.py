@@ -229,18 +229,31 @@ def _show(value: Any, as_json: bool) -> None:
 def _print_table(table: pd.DataFrame) -> None:
     from rich.table import Table
 
-    shown = _arms_table(table) if "verdict" in table.columns else table
+    shown = _arms_table(table) if "verdict" in table.columns else _recorded_table(table)
     grid = Table(box=None, pad_edge=False, header_style="bold")
     for column in shown.columns:
-        grid.add_column(str(column), justify="right" if shown[column].dtype.kind in "fi" else "left")
+        number = shown[column].dtype.kind in "fi"
+        short = number or shown[column].map(lambda x: len(_cell(x))).max() <= _SHORT
+        grid.add_column(str(column), justify="right" if number else "left", no_wrap=short, overflow="fold")
     for row in shown.itertuples(index=False):
         grid.add_row(*(_cell(x) for x in row))
     _out.print(grid)
-    if shown is not table:
+    if "verdict" in table.columns:
         for note in sorted(
             {*table["label"], *(f"{a}: {r}" for a, r in zip(table.iloc[:, 0], table["reason"], strict=True) if r)}
         ):
             _out.print(f"  {note}", style="dim")
+
+
+_SHORT = 18
+"""Cells up to this long are never folded; longer ones share what a narrow terminal leaves."""
+_RECORDED = {"name": "name", "alloc": "alloc", "ep_size": "EP", "tp_size": "TP", "batch_size": "batch", "step_ms_p50": "step ms",
+             "label": "label"}  # fmt: skip
+
+
+def _recorded_table(table: pd.DataFrame) -> pd.DataFrame:
+    """Recordings in few columns; any other table as it is."""
+    return table[list(_RECORDED)].rename(columns=_RECORDED) if set(_RECORDED) <= set(table.columns) else table
 
 
 def _arms_table(table: pd.DataFrame) -> pd.DataFrame:

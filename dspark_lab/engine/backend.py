@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable
 from typing import Any, Protocol
 
@@ -45,6 +46,17 @@ class CudaGraphs:
 
     def capture(self, fn: Callable[[], Any]) -> tuple[Callable[[], None], Any, Callable[[], None]]:
         graph = torch.cuda.CUDAGraph()
+        # A collection in mid-capture may free another engine's events or pinned memory, which invalidates the capture.
+        gc.collect()
+        gc.disable()
+        try:
+            return self._capture(graph, fn)
+        finally:
+            gc.enable()
+
+    def _capture(
+        self, graph: torch.cuda.CUDAGraph, fn: Callable[[], Any]
+    ) -> tuple[Callable[[], None], Any, Callable[[], None]]:
         # thread_local: NCCL's watchdog thread queries events, which a global capture would forbid.
         with torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"):
             outputs = fn()

@@ -152,6 +152,8 @@ class DecodeEngine:
             if self.graphs is not None:
                 self.graphs.draft(bs, scalar)
             else:
+                if self.cfg.engine.how.transfer == "graph_slot":  # its graphs are set aside, to count expert load
+                    scalar = self._persistent_scalar(bs * self.gamma)
                 self.rounds.draft(b, max_keys=max_keys, num_requests=bs, num_token_non_padded=scalar)
         with phase("dspark::verify"):
             if self.graphs is not None:

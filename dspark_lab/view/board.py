@@ -10,15 +10,16 @@ import pandas as pd
 
 from dspark_lab.config import ALLOCS, PRESETS, LabConfig, preset
 from dspark_lab.errors import LabError, nearest
-from dspark_lab.view import reasons
+from dspark_lab.view import reasons, recordings
 from dspark_lab.view.reasons import FACETS, WORDS, Choice
-from dspark_lab.view.toggles import SOFT, Arms, Pick, Toggle
+from dspark_lab.view.toggles import SOFT, Arms, Pick, Switch, Toggle
 
 VALUES: dict[str, tuple[Any, ...]] = {
     "ep_size": (1, 2, 3, 4, 8),
-    "tp_size": (1, 2),
+    "tp_size": (1, 2, 4),
     "batch_size": (1, 2, 4, 8, 16, 32),
     "block_size": (1, 2, 3, 4, 5, 6, 7),
+    "host_work_us": (0, 50, 100, 200, 400, 600, 800, 1000),
     "num_steps": (16, 32, 64, 128, 256),
     "repeats": (1, 2, 3, 5, 10),
     "processes": (1, 2, 3, 5),
@@ -26,6 +27,12 @@ VALUES: dict[str, tuple[Any, ...]] = {
 }
 RUN_OPTIONS = ("num_steps", "repeats", "processes", "profile_steps")
 FIXED = "a recording keeps the settings it was made with; choose This machine"
+RECORDED_ROWS = (("recording",), ("preset", "host_work_us"), ("ep_size", "tp_size"), ("batch_size", "block_size"),
+                 ("use_graph", "mask_padding"))  # fmt: skip
+"""Toggles that choose among recordings too, two a row; the rest is of live runs."""
+LIVE_ROWS = (("overlap",), ("device", "verify"), ("confidence_threshold", "num_steps"), ("repeats", "processes"),
+             ("profile_steps",))  # fmt: skip
+BOXES = ("use_graph", "mask_padding", "overlap")
 
 
 class Board:
@@ -34,23 +41,22 @@ class Board:
     def __init__(self, table: pd.DataFrame, *, live: bool, asked: dict[str, Any]) -> None:
         self.table = table
         self._check(asked)
+        given = {n: asked[n] for n in recordings.FACETS if n in asked}
         self.base = preset(asked.pop("preset", "tiny"))
         arms = asked.pop("alloc", ["none", "blocking", "non_blocking", "on_demand"])
         arms = [arms] if isinstance(arms, str) else list(arms)
         self.toggles: dict[str, Any] = self._make(arms)
-        given = {n: asked[n] for n in FACETS if n in asked}
-        start = {n: self.base.toggle(n) for n in FACETS} | given
-        self._asked = {
-            True: start,
-            False: reasons.snapped(table, start, next(iter(given), None)) if len(table) else dict(start),
-        }
+        start = {n: self.base.toggle(n) for n in FACETS} | {n: given[n] for n in FACETS if n in given}
+        self._asked = {True: start, False: self._first_recording(given)}
         """What was asked of the facets: of a live run, and of the recordings."""
+        self._floor = {True: bool(asked.get("floor", False)), False: bool(asked.get("floor", True))}
+        self._recording: str | None = None
         self.extra = {n: v for n, v in asked.items() if n not in self.toggles}
         """Toggles of the config that have no control here, as given."""
         for name, value in asked.items():
             if name in self.toggles and name not in FACETS:
                 self.toggles[name].value = value
-        self._mine = {n: self.toggles[n].value for n in self.toggles if n not in (*FACETS, "alloc")}
+        self._mine = {n: t.value for n, t in self.toggles.items() if n not in (*FACETS, "alloc", "floor", "recording")}
         """Settings of a live run, kept while those of a recording are shown."""
         self.widget = self._laid_out()
         self.settle(live=live)
@@ -58,63 +64,76 @@ class Board:
     def _check(self, asked: dict[str, Any]) -> None:
         if "preset" in asked:
             preset(asked["preset"])
-        known = {*preset("tiny").to_dict(), *RUN_OPTIONS}
+        known = {*preset("tiny").to_dict(), *RUN_OPTIONS, "floor"}
         for name in asked:
             if name not in known:
                 raise LabError(f"{name!r} is no toggle of the panel.{nearest(name, known)}")
         for name in asked.get("alloc", []) if not isinstance(asked.get("alloc"), str) else [asked["alloc"]]:
             preset("tiny", alloc="none").replace(alloc=name, use_graph=True)
 
+    def _first_recording(self, given: dict[str, Any]) -> dict[str, Any]:
+        base = preset(given.get("preset", "small"), use_graph=True)
+        start = {n: base.toggle(n) for n in recordings.FACETS} | given
+        return recordings.snapped(self.table, start, next(iter(given), None)) if len(self.table) else start
+
     def _make(self, arms: list[str]) -> dict[str, Any]:
         e = self.base.engine
-        slim = W.Layout(width="116px")
+        floor = Switch(
+            "floor",
+            "Floor",
+            False,
+            tip="an arm more at EP > 1: the mask compiled out and nothing built, to compare the others with",
+        )
+        number = W.BoundedFloatText(value=0.0, min=0, max=1, step=0.05)
         toggles: list[Any] = [
-            Arms(ALLOCS, arms, tips={n: f"{a.transfer}, {a.guard}: {a.origin}" for n, a in ALLOCS.items()}),
+            Arms(ALLOCS, arms, tips={n: f"{a.transfer}, {a.guard}: {a.origin}" for n, a in ALLOCS.items()}, also=[floor.control]),
+            floor,
+            Pick("recording", "Recording", ["–"], "–", tip="sets of runs that were measured with the same settings"),
+            Pick("preset", "Preset", PRESETS, self.base.preset, tip="model shapes to start from"),
+            Pick("host_work_us", "Host work, µs", VALUES["host_work_us"], int(e.host_work_us), tip="busy Python after the scalar's place, standing for a scheduler"),
             Pick("ep_size", "EP size", VALUES["ep_size"], 1, tip="ranks that share the experts of each MoE layer"),
             Pick("tp_size", "TP size", VALUES["tp_size"], 1, tip="ranks that share attention"),
             Pick("batch_size", "Batch size", VALUES["batch_size"], 4, tip="requests decoded together"),
             Pick("block_size", "Block size γ", VALUES["block_size"], 5, tip="draft tokens of a block"),
-            Pick("preset", "Preset", PRESETS, self.base.preset, tip="model shapes to start from"),
+            Switch("use_graph", "CUDA graphs", e.use_graph, tip="a round is launched as two graphs"),
+            Switch("mask_padding", "Mask padding", e.mask_padding, tip="off: padded rows are computed and thrown away"),
+            Switch("overlap", "Overlap: host runs ahead", e.overlap, tip="results are read two rounds late"),
             Pick("device", "Device", ("auto", "cpu", "cuda"), e.device),
             Pick("verify", "Verify", ("static", "threshold"), e.verify, tip="static verifies whole blocks"),
-            Toggle("confidence_threshold", "Threshold", W.FloatSlider(value=0.0, min=0, max=1, step=0.05, continuous_update=False, readout_format=".2f", layout=slim),
-                   tip="blocks are cut where the drafter's confidence falls below"),
-            Toggle("mask_padding", "Mask padding", W.Checkbox(value=e.mask_padding, indent=False, layout=slim), tip="off: padded rows are computed and thrown away"),
+            Toggle("confidence_threshold", "Threshold", number, tip="blocks are cut where the drafter's confidence falls below"),
             Pick("num_steps", "Steps", VALUES["num_steps"], 64, tip="measured steps of a block"),
             Pick("repeats", "Repeats", VALUES["repeats"], 3, tip="blocks of each strategy, interleaved"),
             Pick("processes", "Processes", VALUES["processes"], 3, tip="times the whole is started anew: the replicate of the interval"),
             Pick("profile_steps", "Profiled steps", VALUES["profile_steps"], 8, tip="captured for the timeline, never compared"),
-            Toggle("use_graph", "CUDA graphs", W.Checkbox(value=e.use_graph, indent=False, layout=slim)),
-            Toggle("overlap", "Overlap", W.Checkbox(value=e.overlap, indent=False, layout=slim), tip="the host runs ahead of the device"),
-            Toggle("host_work_us", "Host work, µs", W.IntSlider(value=int(e.host_work_us), min=0, max=500, step=50, continuous_update=False, layout=slim),
-                   tip="busy Python after the scalar's place, standing for a scheduler"),
         ]  # fmt: skip
         return {t.name: t for t in toggles}
 
     def _laid_out(self) -> W.VBox:
-        t = {n: x.widget for n, x in self.toggles.items()}
-        self._fixed = W.HTML(layout=W.Layout(margin="2px 0"))
-        more_names = ("processes", "profile_steps", "use_graph", "overlap", "host_work_us")
-        more = W.Accordion(
-            [W.VBox([t[n] for n in more_names], layout=W.Layout(overflow="hidden"))],
-            titles=("More",),
-            selected_index=None,
-        )
-        more.layout.margin = "4px 0 0 0"
+        self._fixed = W.HTML(layout=W.Layout(margin="0"))
         rule = W.HTML(
-            '<hr style="margin:3px 0;border:0;border-top:1px solid var(--jp-border-color2,#E5E7EB)">',
-            layout=W.Layout(margin="0", height="8px"),
+            '<div style="border-top:1px solid var(--jp-border-color2,#E5E7EB);height:1px"></div>',
+            layout=W.Layout(margin="3px 0 1px 0"),
         )
-        shared = [t[n] for n in ("alloc", *FACETS)]
-        own = [
-            t[n] for n in ("preset", "device", "verify", "confidence_threshold", "mask_padding", "num_steps", "repeats")
-        ]
+        self.toggles["overlap"].control.layout.width = "216px"
+        self.toggles["recording"].control.layout.width = self.toggles["recording"].widget.layout.width = "216px"
+        parts = [self.toggles["alloc"].widget]
+        for names in RECORDED_ROWS:
+            parts += self._row(*names)
+        parts += [rule, self._fixed]
+        for names in LIVE_ROWS:
+            parts += self._row(*names)
         layout = W.Layout(
-            width="230px", min_width="230px", padding="0 6px 0 0", overflow="hidden auto", max_height="600px"
+            width="232px", min_width="232px", padding="0 4px 0 0", overflow="hidden auto", max_height="640px"
         )
-        box = W.VBox([*shared, rule, self._fixed, *own, more], layout=layout)
+        box = W.VBox(parts, layout=layout)
         box.add_class("dspark-board")
         return box
+
+    def _row(self, *names: str) -> list[Any]:
+        """Toggles beside each other, and under them what their reasons say."""
+        row = W.HBox([self.toggles[n].widget for n in names], layout=W.Layout(margin="0", overflow="hidden"))
+        row.add_class("dspark-row")
+        return [row, *(self.toggles[n].line for n in names)]
 
     def observe(self, seen: Callable[[str], Any]) -> None:
         for t in self.toggles.values():
@@ -127,13 +146,24 @@ class Board:
         return self.toggles["alloc"].value
 
     @property
+    def floor(self) -> bool:
+        """Whether the floor arm is chosen and can be."""
+        return bool(self.toggles["floor"].value and not self.toggles["floor"].control.disabled)
+
+    @property
     def facets(self) -> dict[str, Any]:
         return {n: self.toggles[n].value for n in FACETS}
 
     @property
-    def options(self) -> dict[str, int]:
+    def rows(self) -> pd.DataFrame:
+        """The recordings chosen."""
+        at = {**self._asked[False], "set": self._recording}
+        return recordings.chosen(self.table, at, self.arms, floor=self.floor)
+
+    @property
+    def options(self) -> dict[str, Any]:
         """What a sweep is asked for, beside its config."""
-        return {n: self._mine[n] for n in RUN_OPTIONS}
+        return {n: self._mine[n] for n in RUN_OPTIONS} | ({"floor": True} if self._floor_here() else {})
 
     def changes(self) -> dict[str, Any]:
         """Toggles that differ from the preset, by name, without `alloc`."""
@@ -158,71 +188,109 @@ class Board:
 
     def settle(self, *, live: bool, turned: str | None = None) -> None:
         """Offers each toggle the values that are possible now; ``turned`` is the toggle a person just changed."""
-        if turned in FACETS:
-            self._asked[live][str(turned)] = self.toggles[str(turned)].value
-        elif live and turned in self._mine:
-            self._mine[str(turned)] = self.toggles[str(turned)].value
+        self._take(live, turned)
         if live:
             self._settle_live(turned)
         else:
             self._settle_recorded(turned)
 
+    def _take(self, live: bool, turned: str | None) -> None:
+        """Remembers what a person just asked for."""
+        if turned == "floor":
+            self._floor[live] = bool(self.toggles["floor"].value)
+        elif turned == "recording":
+            self._recording = self.toggles["recording"].value
+        elif turned in (FACETS if live else recordings.FACETS):
+            self._asked[live][str(turned)] = self.toggles[str(turned)].value
+        elif live and turned in self._mine:
+            self._mine[str(turned)] = self.toggles[str(turned)].value
+
     def _settle_recorded(self, turned: str | None) -> None:
-        at = self._asked[False] = reasons.snapped(self.table, self._asked[False], turned)
-        for name in FACETS:
-            self.toggles[name].offer(
-                reasons.on_record(self.table, name, VALUES[name] if name in ("ep_size", "tp_size") else ()),
-                at[name],
-                word=WORDS[name],
-            )
-        self.toggles["alloc"].offer(reasons.arms_on_record(self.table, at))
-        for name in self._mine:
+        if not len(self.table):
+            return
+        arms = self.table[self.table["role"] == "arm"]
+        at = self._asked[False] = recordings.snapped(self.table, self._asked[False], turned)
+        for name in recordings.FACETS:
+            if name in BOXES:
+                self.toggles[name].offer(reasons.switch_on_record(arms, name), at[name])
+            else:
+                asked = VALUES[name] if name in ("ep_size", "tp_size") else ()
+                self.toggles[name].offer(reasons.on_record(arms, name, asked), at[name], word=WORDS[name])
+        sets = recordings.sets_at(self.table, at)
+        if self._recording not in sets:
+            self._recording = sets[0]
+        self.toggles["recording"].offer([Choice(value=s) for s in sets], self._recording)
+        self.toggles["recording"].widget.layout.display = "" if len(sets) > 1 else "none"
+        here = recordings.matching(arms, {**at, "set": self._recording})
+        has_floor = bool(here["floor"].any())
+        why = (
+            "" if has_floor else f"no floor recorded at EP {at['ep_size']}" if at["ep_size"] > 1 else "EP 1: none is it"
+        )
+        self.toggles["floor"].control.value = self._floor[False] and has_floor
+        self.toggles["floor"].say(why, disabled=not has_floor, aloud=False)
+        self.toggles["alloc"].offer(reasons.arms_on_record(arms, {**at, "set": self._recording}))
+        for name in self._fixed_names():
             self.toggles[name].say(FIXED, disabled=True, aloud=False)
-        self._fixed.value = f'<div style="{SOFT}">{FIXED}</div>'
+        self._fixed.value = f'<div style="{SOFT}">As it was recorded:</div>'
+
+    def _fixed_names(self) -> list[str]:
+        """Toggles of a live run that do not choose among recordings."""
+        return [n for n in self._mine if n not in recordings.FACETS]
 
     def show(self, cfg: LabConfig | None) -> None:
         """Puts the settings of a recording into the toggles that it fixes; "–" for what a recording does not say."""
-        for name in self._mine:
+        for name in self._fixed_names():
             value = None if cfg is None or name in RUN_OPTIONS else cfg.toggle(name)
             self.toggles[name].fix(value)
 
     def _settle_live(self, turned: str | None) -> None:
         self._fixed.value = ""
+        self.toggles["recording"].widget.layout.display = "none"
         if turned == "preset":
             self.base = preset(self._mine["preset"])
             self._asked[True] = {n: self.base.toggle(n) for n in FACETS}
         neutral = self._neutral()
         for name in FACETS:
-            choices = [self._live_choice(neutral, name, v) for v in VALUES[name]]
+            choices = [self._live_choice(neutral, name, v) for v in sorted({*VALUES[name], self._asked[True][name]})]
             legal = [c.value for c in choices if not c.reason]
             value = self._asked[True][name] if self._asked[True][name] in legal else legal[0]
             self.toggles[name].offer(choices, value, word="TP" if name == "tp_size" else "")
             neutral = neutral.replace(**{name: value})
         self.toggles["preset"].offer([Choice(value=p) for p in PRESETS], self.base.preset)
-        self.toggles["device"].offer([_device(d) for d in ("auto", "cpu", "cuda")], self._mine["device"])
+        no_gpu = reasons.gpu_here()
+        devices = [Choice(value=d, reason=no_gpu and f"cuda: {no_gpu}" if d == "cuda" else "") for d in ("auto", "cpu", "cuda")]  # fmt: skip
+        self.toggles["device"].offer(devices, self._mine["device"])
         verify = reasons.here(neutral.replace(confidence_threshold=0.0), "verify", ("static", "threshold"))
         self.toggles["verify"].offer(verify, self._mine["verify"])
-        for name in RUN_OPTIONS:
+        for name in (*RUN_OPTIONS, "host_work_us"):
             values = sorted({*VALUES[name], self._mine[name]})
             self.toggles[name].offer([Choice(value=v) for v in values], self._mine[name])
-        self._settle_switches(neutral)
+        self._settle_switches()
         self.toggles["alloc"].offer(reasons.arms_here(self._neutral()))
 
-    def _settle_switches(self, neutral: LabConfig) -> None:
+    def _settle_switches(self) -> None:
         threshold = self.toggles["confidence_threshold"]
         static = self._mine["verify"] == "static"
         if static:
             self._mine["confidence_threshold"] = 0.0
         threshold.value = self._mine["confidence_threshold"]
-        threshold.say("threshold is read with verify = threshold only" if static else "", disabled=static)
-        for name in ("use_graph", "overlap"):
-            why = reasons.not_live(neutral, **{name: True})
-            self._mine[name] = self._mine[name] and not why
-            self.toggles[name].value = self._mine[name]
-            self.toggles[name].say(why, disabled=bool(why))
-        for name in ("mask_padding", "host_work_us"):
-            self.toggles[name].value = self._mine[name]
-            self.toggles[name].say("")
+        threshold.say("read with verify threshold only" if static else "", disabled=static)
+        no_graphs = reasons.graphs_here(self._mine["device"])
+        self._mine["use_graph"] = self._mine["use_graph"] and not no_graphs
+        for name, why in (("use_graph", no_graphs), ("mask_padding", ""), ("overlap", "")):
+            self.toggles[name].offer([Choice(value=False), Choice(value=True)], self._mine[name], why=why)
+        why = self._no_floor()
+        self.toggles["floor"].control.value = self._floor_here()
+        self.toggles["floor"].say(why, disabled=bool(why), aloud=False)
+
+    def _no_floor(self) -> str:
+        """Why a live run has no floor arm; empty where it can."""
+        if self._asked[True]["ep_size"] == 1:
+            return "at EP 1 nothing reads the scalar: none is the floor"
+        return "" if self._mine["mask_padding"] else "mask padding is off: none is the floor"
+
+    def _floor_here(self) -> bool:
+        return self._floor[True] and not self._no_floor()
 
     def _neutral(self) -> LabConfig:
         """The live config with a strategy that is legal everywhere, for asking what else is."""
@@ -237,15 +305,3 @@ class Board:
         return Choice(
             value=value, reason=reasons.why_not(cfg, **{name: value}) or reasons.not_live(cfg, **{name: value})
         )
-
-
-def _device(name: str) -> Choice:
-    if name != "cuda":
-        return Choice(value=name)
-    try:
-        import torch
-
-        seen = torch.cuda.is_available()
-    except ImportError:
-        return Choice(value=name, reason="cuda: torch is not installed")
-    return Choice(value=name, reason="" if seen else "cuda: torch sees no GPU on this machine")

@@ -14,12 +14,13 @@ import pandas as pd
 import plotly.graph_objects as go
 
 from dspark_lab.runs.record import Run
-from dspark_lab.view.rows import records
+from dspark_lab.view.rows import TOO_FEW, arm_of, by_arm, is_few
 from dspark_lab.view.strip import step_strip
 from dspark_lab.view.theme import COLOURS, FAINT, INK, joined, message, signed, stroke, titled
 from dspark_lab.view.timeline import timeline
+from dspark_lab.view.waits import waits
 
-__all__ = ["acceptance", "comparison", "latency", "step_strip", "timeline"]
+__all__ = ["acceptance", "comparison", "latency", "step_strip", "timeline", "waits"]
 
 MAX_POINTS = 1500
 """Points drawn of one run; more are thinned evenly, and the figure says so."""
@@ -41,9 +42,8 @@ def latency(runs: Run | Sequence[Run], *, title: str = "Step latency") -> go.Fig
     figure.update_yaxes(title_text="step, ms", range=span)
     figure.update_layout(showlegend=False)
     notes = [joined(r.label for r in runs)]
-    notes += [f"points thinned to {MAX_POINTS:,} a run"] * thinned + [
-        f"{above} steps above the picture: zoom out"
-    ] * bool(above)
+    notes += [f"points thinned to {MAX_POINTS:,} a run"] * thinned
+    notes += [f"{above} step{'s' * (above > 1)} above the picture: zoom out"] * bool(above)
     return titled(figure, title, " · ".join(notes))
 
 
@@ -55,7 +55,8 @@ def _span(runs: Sequence[Run]) -> tuple[list[float] | None, int]:
         return None, 0
     low, high = min(mids) * 0.94, max(mids) * 1.06
     if len(steps):
-        low, high = min(low, float(steps.min()) * 0.98), max(high, float(np.percentile(steps, 99)) * 1.05)
+        low, high = min(low, float(steps.min())), max(high, float(np.percentile(steps, 99)))
+    low, high = low - 0.04 * (high - low), high + 0.04 * (high - low)
     return [low, high], int((steps > high).sum())
 
 
@@ -105,7 +106,7 @@ def comparison(table: pd.DataFrame, *, title: str = "Strategies compared") -> go
     if table is None or not len(table):
         return message(title, "Nothing to compare: no arm has unprofiled steps.")
     by = str(table.columns[0])
-    rows = [r for r in records(table) if not _nan(r.get("step_ms_p50"))]
+    rows = [r for r in by_arm(table) if not _nan(r.get("step_ms_p50"))]
     if not rows:
         return message(title, "Nothing to compare: no arm has unprofiled steps.")
     names = [_row_name(r, by) for r in rows]
@@ -113,10 +114,12 @@ def comparison(table: pd.DataFrame, *, title: str = "Strategies compared") -> go
     for name, r in zip(names, rows, strict=True):
         _bar(figure, name, r)
     top = max(_high(r) for r in rows)
-    figure.update_xaxes(title_text="step, ms (median)", range=[0, top * 1.75])
-    figure.update_yaxes(categoryorder="array", categoryarray=names[::-1], fixedrange=True)
+    figure.update_xaxes(title_text="step, ms (median)", range=[0, top * 1.04])
+    figure.update_yaxes(
+        categoryorder="array", categoryarray=names[::-1], fixedrange=True, range=[-0.5, len(rows) - 0.2]
+    )
     figure.update_layout(showlegend=False, barmode="overlay")
-    return titled(figure, title, joined(str(r.get("label", "")) for r in rows), height=130 + 46 * len(rows))
+    return titled(figure, title, joined(str(r.get("label", "")) for r in rows), height=112 + 46 * len(rows))
 
 
 def _bar(figure: go.Figure, name: str, row: dict[str, Any]) -> None:
@@ -135,18 +138,20 @@ def _bar(figure: go.Figure, name: str, row: dict[str, Any]) -> None:
         }
     host = COLOURS["host"]
     figure.add_bar(
-        x=[mid], y=[name], orientation="h", error_x=error, name=name,
+        x=[mid], y=[name], orientation="h", width=0.4, error_x=error, name=name,
         marker={"color": host if solid["filled"] else "rgba(122,134,154,0.18)", "line": {"color": host, "width": 2}},
         hovertemplate=f"{name}: {mid:.3f} ms<br>{verdict_text(row)}<extra></extra>",
     )  # fmt: skip
     figure.add_annotation(
-        x=_high(row),
+        x=0,
         y=name,
         text=f"<b>{mid:.3f} ms</b>  {verdict_text(row)}",
         showarrow=False,
         xanchor="left",
-        xshift=8,
-    )
+        xshift=2,
+        yanchor="bottom",
+        yshift=9,
+    )  # above its bar: beside the longest one there is no room
 
 
 def verdict_text(row: dict[str, Any]) -> str:
@@ -158,6 +163,8 @@ def verdict_text(row: dict[str, Any]) -> str:
         return verdict if verdict not in ("nan", "None") else ""
     arrow = {"slower": "▲", "faster": "▼"}.get(verdict, "≈")
     ci = row.get("delta_pct_ci95")
+    if is_few(row):
+        return f"≈ {signed(float(delta))} %, {TOO_FEW}"  # type: ignore[arg-type]
     between = "" if _nan(ci) else f" [{signed(ci[0])}, {signed(ci[1])}]"  # type: ignore[index]
     return f"{arrow} {signed(float(delta))} %{between} {verdict}"  # type: ignore[arg-type]
 
@@ -189,7 +196,15 @@ def acceptance(runs: Run | Sequence[Run], *, title: str = "Acceptance by positio
     figure.update_layout(
         barmode="group",
         showlegend=True,
-        legend={"orientation": "v", "x": 1, "xanchor": "right", "y": 1, "yref": "paper", "yanchor": "top"},
+        legend={
+            "orientation": "v",
+            "x": 1,
+            "xref": "paper",
+            "xanchor": "right",
+            "y": 1,
+            "yref": "paper",
+            "yanchor": "top",
+        },
     )
     label = joined(r.label for _, r in known) + " · accept length = 1 + Σ Pₖ, bonus token included"
     return titled(figure, title, label)
@@ -197,7 +212,7 @@ def acceptance(runs: Run | Sequence[Run], *, title: str = "Acceptance by positio
 
 def _names(runs: Sequence[Run]) -> list[str]:
     """Short unique names: the `alloc` where those differ, else the run's name."""
-    allocs = [r.config.engine.alloc for r in runs]
+    allocs = [arm_of(r) for r in runs]
     return allocs if len(set(allocs)) == len(allocs) else [r.name for r in runs]
 
 

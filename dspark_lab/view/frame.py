@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+import re
 from typing import Any
 
 import ipywidgets as W
@@ -16,10 +17,15 @@ STYLE = """<style>
 .dspark-bar > * { flex-shrink: 0; }
 .dspark-panel .widget-dropdown select { font-size: 12px; }
 .dspark-panel .jupyter-widget-tab > .widget-tab-contents { padding: 4px; overflow: hidden; }
-.dspark-panel .lm-TabBar-tab { min-width: 60px; }
-.dspark-board select:disabled { opacity: .55; }
+.dspark-panel .lm-TabBar-tab { min-width: 0; flex: 1 1 auto; padding: 0 8px; }
+.dspark-panel .widget-tab-contents .widget-vbox, .dspark-panel .widget-tab-contents .widget-html { overflow-x: hidden; margin: 0; }
+.dspark-board select:disabled, .dspark-board input:disabled { opacity: .55; }
 .dspark-board .widget-vbox, .dspark-board .widget-hbox, .dspark-board .widget-html, .dspark-board .widget-checkbox { flex-shrink: 0; }
 .dspark-board > * { flex-shrink: 0; }
+.dspark-board .widget-html-content, .dspark-board .widget-html { line-height: 1.25; height: auto; min-height: 0; }
+.dspark-board, .dspark-scroll { scrollbar-width: thin; }
+.dspark-board::-webkit-scrollbar, .dspark-scroll::-webkit-scrollbar { width: 8px; height: 8px; }
+.dspark-board::-webkit-scrollbar-thumb, .dspark-scroll::-webkit-scrollbar-thumb { background: #9CA3AF; border-radius: 4px; }
 </style>"""
 
 
@@ -30,13 +36,13 @@ class Frame:
         h200 = len(records) and records["device"].str.contains("H200").any()
         self.source = W.ToggleButtons(
             options=[(f"Recorded{' H200' if h200 else ''}", "recorded"), ("This machine", "live")] if len(records) else [("This machine", "live")],
-            value="live" if live else "recorded", style={"button_width": "128px"}, layout=W.Layout(margin="0 8px 0 0"),
+            value="live" if live else "recorded", style={"button_width": "124px"}, layout=W.Layout(margin="0 8px 0 0"),
             tooltips=["runs that ship, as they were measured", "runs measured here and now"] if len(records) else ["no recorded runs ship with this install"],
         )  # fmt: skip
-        self.run = W.Button(description="Run ▸", button_style="primary", layout=W.Layout(width="84px"))
-        self.stop = W.Button(description="Stop ■", disabled=True, layout=W.Layout(width="84px"))
-        self.bar = W.FloatProgress(value=0, min=0, max=1, layout=W.Layout(width="150px", visibility="hidden"))
-        self.status = W.HTML(layout=W.Layout(margin="0 0 0 6px", min_width="0", flex="1 1 0%", overflow="hidden"))
+        self.run = W.Button(description="Run ▸", button_style="primary", layout=W.Layout(width="72px"))
+        self.stop = W.Button(description="Stop ■", disabled=True, layout=W.Layout(width="72px"))
+        self.bar = W.FloatProgress(value=0, min=0, max=1, layout=W.Layout(width="110px", visibility="hidden"))
+        self.status = W.HTML(layout=W.Layout(margin="0 0 0 6px", min_width="0", flex="1 1 0%", height="auto"))
         self.sentence = W.HTML(layout=W.Layout(margin="2px 0 2px 0", min_height="44px"))
         self.code = W.Textarea(rows=6, disabled=False, layout=W.Layout(width="100%", height="112px"))
         self.code.add_class("dspark-code")
@@ -75,17 +81,35 @@ class Frame:
             self.bar.layout.visibility = "hidden"
             self.status.value = ""
 
-    def show_progress(self, progress: Any) -> None:
-        """Bar and words for ``arm, process, repeat, step``."""
+    def show_progress(self, progress: Any, *, repeats: int = 1, processes: int = 1) -> None:
+        """Bar and words: the arm by its strategy, its block of ``repeats`` × ``processes``, the step."""
         self.bar.layout.visibility = "visible"
-        self.bar.value = float(progress.fraction)
+        ended_early = progress.state in ("stopped", "failed")  # the bar stays where the job ended
+        self.bar.value = max(self.bar.value, float(progress.fraction)) if ended_early else float(progress.fraction)
         self.bar.bar_style = {"failed": "danger", "stopped": "warning", "complete": "success"}.get(progress.state, "")
-        if progress.state == "running" and progress.arm:
-            said = f"{progress.fraction:.0%}, {progress.arm}, process {progress.process + 1}, repeat {progress.repeat + 1}, step {progress.step}/{progress.num_steps}"
-        else:
-            said = (
-                progress.state
-                if progress.state in ("complete", "stopped", "failed")
-                else f"{progress.state} {progress.message}"
-            )
-        self.status.value = f'<span style="font-size:12px;white-space:nowrap">{html.escape(said)}</span>'
+        self.say(_said(progress, repeats, processes))
+
+    def broken(self) -> None:
+        """The job can no longer be watched: the bar says so."""
+        self.bar.bar_style = "danger"
+        self.say("lost sight of the job")
+
+    def say(self, text: str) -> None:
+        """The words beside the bar; they wrap where the window is narrow."""
+        self.status.value = f'<div style="font-size:12px;line-height:1.2">{html.escape(text)}</div>'
+
+
+def _said(progress: Any, repeats: int, processes: int) -> str:
+    if progress.state in ("complete", "stopped", "failed"):
+        return str(progress.state)
+    if progress.state != "running" or not progress.arm:
+        return f"{progress.state} {progress.message}".strip()
+    block = progress.process * repeats + progress.repeat + 1
+    said = f"{progress.fraction:.0%}, {_alloc(progress.arm)}, block {block}/{repeats * processes}"
+    return f"{said}, step {progress.step}/{progress.num_steps}"
+
+
+def _alloc(arm: str) -> str:
+    """``tiny-ep2-bs4-persistent.aa`` as ``persistent again``."""
+    name = re.sub(r"^.*-bs\d+-", "", arm)
+    return name.replace("-maskoff", " (mask off)").replace(".aa", " again")

@@ -77,6 +77,25 @@ def runtime_boxes(events: pd.DataFrame) -> pd.DataFrame:
     ).sort_values("start_ns", ignore_index=True)
 
 
+def op_boxes(events: pd.DataFrame) -> pd.DataFrame:
+    """Ops of a trace without a device that are not nested in another: start_ns, dur_ns, tid, name, colour, in the order of the file."""
+    ops = events[events["category"] == "cpu_op"]
+    ends = ops["ts_ns"] + ops["dur_ns"]
+    before = ends.groupby(ops["tid"]).transform(lambda x: x.cummax().shift(1)).to_numpy()
+    ops = ops[~(ops["ts_ns"].to_numpy() < np.nan_to_num(before, nan=-np.inf))]
+    names = ops["name"].astype(str)
+    talk = names.str.contains(COMMUNICATION).to_numpy(dtype=bool)
+    return pd.DataFrame(
+        {
+            "start_ns": ops["ts_ns"].to_numpy(),
+            "dur_ns": ops["dur_ns"].to_numpy(),
+            "tid": ops["tid"].to_numpy(),
+            "name": names.map(short).to_numpy(),
+            "colour": np.where(talk, "communication", "compute"),
+        }
+    )
+
+
 def phase_spans(trace: Any) -> pd.DataFrame:
     """Draft, verify and accept of each step: step, phase, host_start_ns, host_end_ns, device_start_ns, device_end_ns (−1: none).
 

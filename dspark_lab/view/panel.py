@@ -18,13 +18,16 @@ from dspark_lab.view import snippet, tables
 from dspark_lab.view.board import Board
 from dspark_lab.view.frame import Frame
 from dspark_lab.view.guard import Guard
-from dspark_lab.view.reasons import matching
+from dspark_lab.view.recordings import recordings
+from dspark_lab.view.rows import FEW, TOO_FEW, arm_of
 from dspark_lab.view.sentence import Finding, finding
-from dspark_lab.view.source import one_rank, open_cached
+from dspark_lab.view.source import one_capture, one_rank, open_cached
 from dspark_lab.view.strip import step_strip
 from dspark_lab.view.tabs import ExportTab, Shown, TimelineTab, TraceFileTab, code_of_trace, plot_tabs
 from dspark_lab.view.watch import Watch
 
+MAX_WARM, MAX_WARM_BYTES = 8, 3_000_000
+"""Captures read ahead while the kernel is idle: so many, and none larger."""
 SOURCES = ("recorded", "live")
 
 
@@ -43,13 +46,11 @@ class Panel:
     def __init__(self, *, source: str = "recorded", strict: bool = False, **toggles: Any) -> None:
         if source not in SOURCES:
             raise unknown("source", source, SOURCES)
-        from dspark_lab.runs.store import recorded
-
         self.guard = Guard(strict=strict)
         self.start_job: Callable[..., Any] = _start_sweep
-        self._records: pd.DataFrame = recorded()
+        self._records: pd.DataFrame = recordings()
         self._loaded: dict[str, Run] = {}
-        self._measured: dict[LabConfig, dict[str, Run]] = {}
+        self._measured: dict[LabConfig, dict[tuple[str, str], Run]] = {}
         self._tables: dict[Any, pd.DataFrame] = {}
         self._job: Any = None
         self._watch: Watch | None = None
@@ -73,7 +74,15 @@ class Panel:
         plots = plot_tabs()
         timeline = TimelineTab(self.guard, self._draw)
         trace_file = TraceFileTab(self.guard, self._say_code)
-        order = [timeline, plots["Latency"], plots["Compare"], plots["Acceptance"], trace_file, ExportTab(self.guard)]
+        order = [
+            timeline,
+            plots["Latency"],
+            plots["Compare"],
+            plots["Waits"],
+            plots["Acceptance"],
+            trace_file,
+            ExportTab(self.guard),
+        ]
         return {t.name: t for t in order}
 
     def _connect(self) -> None:
@@ -208,7 +217,11 @@ class Panel:
         picture = tab.picture_code() if hasattr(tab, "picture_code") else ""
         if self.source == "recorded":
             self.frame.code.value = snippet.recorded_code(
-                [r.name for r in runs], baseline=base, tab=self.tab, picture=picture
+                [r.name for r in runs],
+                baseline=base,
+                tab=self.tab,
+                picture=picture,
+                arms=snippet.arms_of(runs, self._shown.arms),
             )
             return
         self.frame.code.value = snippet.live_code(
@@ -219,6 +232,7 @@ class Panel:
             baseline=base,
             tab=self.tab,
             picture=picture,
+            picked=snippet.ARMS,
         )
 
     # -- runs --------------------------------------------------------------------------------------------------
@@ -227,13 +241,13 @@ class Panel:
         """(runs, why none, a note)."""
         from dspark_lab.runs.store import load_run
 
-        rows = matching(self._records, self.board.facets)
-        rows = rows[rows["alloc"].isin(self.board.arms)]
+        rows = self.board.rows
         for name in rows["name"]:
             if name not in self._loaded:
                 self._loaded[name] = load_run(name)
         order = {a: i for i, a in enumerate(self.board.toggles["alloc"].boxes)}
-        runs = sorted((self._loaded[n] for n in rows["name"]), key=lambda r: order.get(r.config.engine.alloc, 99))
+        runs = [self._loaded[n] for n in rows["name"]]
+        runs.sort(key=lambda r: (r.role != "arm", r.config.engine.mask_padding, order.get(r.config.engine.alloc, 99)))
         return runs, "" if runs else "No strategy is chosen: tick one on the left.", ""
 
     def _live_runs(self) -> tuple[list[Run], str, str]:
@@ -244,17 +258,17 @@ class Panel:
         have = self._measured.get(key, {})
         if not have and not self._measured:
             o = self.board.options
-            return (
-                [],
-                f"Nothing measured here yet. Run measures {', '.join(arms)}: {o['processes']} × {o['repeats']} blocks of {o['num_steps']} steps each.",
-                "",
-            )
+            named = ", ".join([*arms, *["the floor"] * self.board.floor])
+            few = o["processes"] if o["processes"] > 1 else o["repeats"]
+            said = f"Nothing measured here yet. Run measures {named}: {o['processes']} × {o['repeats']} blocks of {o['num_steps']} steps each."
+            return [], said + f" That is {TOO_FEW}: take {FEW} processes." * (few < FEW), ""
         note = ""
         if not have:
             key, have = list(self._measured.items())[-1]
             note = f"measured with other settings ({_differs(key, self.board.config())}): press Run for these"
-        runs = [r for r in have.values() if r.config.engine.alloc in arms]
-        missing = [a for a in arms if a not in {r.config.engine.alloc for r in runs}]
+        runs = [r for r in have.values() if (self.board.floor if _is_floor(r) else r.config.engine.alloc in arms)]
+        missing = [a for a in arms if a not in {r.config.engine.alloc for r in runs if not _is_floor(r)}]
+        missing += ["the floor"] * (self.board.floor and not any(_is_floor(r) for r in runs))
         if missing and not note:
             note = f"not measured yet: {', '.join(missing)}: press Run"
         return runs, "" if runs else f"Not measured yet: {', '.join(missing)}. Press Run.", note
@@ -268,13 +282,17 @@ class Panel:
         except RuntimeError:  # no notebook around: nobody waits
             return
         names = [n for n in self._records["name"] if n not in self._loaded]
+        drawn: list[str] = []
 
         def one() -> None:
             if names and not self._running:
-                run = self._loaded.setdefault(names[0], load_run(names[0]))
-                if run.trace_paths:
+                name = names.pop(0)
+                if name not in self._loaded:
+                    self._loaded[name] = load_run(name)
+                run = one_capture(self._loaded[name])
+                if run.trace_paths and len(drawn) < MAX_WARM and run.trace_paths[0].stat().st_size < MAX_WARM_BYTES:
+                    drawn.append(name)
                     step_strip([run])
-                del names[0]
                 loop.call_later(0.1, one)
 
         loop.call_later(1.0, self.guard(one))
@@ -286,7 +304,7 @@ class Panel:
             if run.trace_paths and run.device != "cpu":
                 rows = one_rank(open_cached(run)).steps()["launch_lead_us"].iloc[2:].dropna()
                 if len(rows):
-                    leads[run.config.engine.alloc] = float(rows.median()) / 1e3
+                    leads[arm_of(run)] = float(rows.median()) / 1e3
         return leads
 
     # -- measuring ---------------------------------------------------------------------------------------------
@@ -304,11 +322,12 @@ class Panel:
         if not self.board.arms:
             raise LabError("no strategy is chosen; tick at least one on the left.")
         cfg = self.board.config()
-        self._job = self.start_job(cfg, alloc=self.board.arms, **self.board.options)
-        key = _key(cfg)
+        options, key = self.board.options, _key(cfg)
+        self._job = self.start_job(cfg, alloc=self.board.arms, **options)
+        blocks = {n: options[n] for n in ("repeats", "processes")}
         self._watch = Watch(
-            self._job, tick=self.frame.show_progress, end=lambda p: self._ended(p, key), broken=self.guard.show
-        )
+            self._job, tick=lambda p: self.frame.show_progress(p, **blocks), end=lambda p: self._ended(p, key), broken=self._broke
+        )  # fmt: skip
         self.frame.offer_run(live=True, running=True)
         self._watch.start()
 
@@ -316,7 +335,7 @@ class Panel:
         """Stops the job; what was measured so far is kept and shown as stopped."""
         if not self._running:
             raise LabError("nothing runs; there is nothing to stop.")
-        self.frame.status.value = "stopping …"
+        self.frame.say("stopping …")
         threading.Thread(target=self.guard(self._job.stop), daemon=True).start()
 
     def wait(self, timeout: float | None = None) -> list[Run]:
@@ -332,8 +351,7 @@ class Panel:
         """The job's runs become the ones shown; a failure turns red and the last picture stays."""
         runs = list(self._job.runs or [])
         for r in runs:
-            slot = r.config.engine.alloc if r.role == "arm" else f"{r.config.engine.alloc}.{r.role}"
-            self._measured.setdefault(key, {})[slot] = r
+            self._measured.setdefault(key, {})[arm_of(r), r.role] = r
         if key in self._measured:
             self._measured[key] = self._measured.pop(key)
         self.frame.offer_run(live=self.source == "live", running=False)
@@ -346,7 +364,17 @@ class Panel:
         if runs:
             self._refresh()
         elif progress.state == "stopped":
-            self.frame.status.value = "stopped before anything was measured"
+            self.frame.say("stopped before anything was measured")
+
+    def _broke(self, error: Exception) -> None:
+        """What was to be watched cannot be: red, Run can be pressed again, and a job that nobody sees is told to end."""
+        self.frame.offer_run(live=self.source == "live", running=False)
+        self.frame.broken()
+        self.guard.show(error)
+        try:
+            self._job.stop()
+        except Exception as e:  # said too: its processes may still run
+            self.guard.show(e)
 
     # -- in a notebook -----------------------------------------------------------------------------------------
 
@@ -375,6 +403,11 @@ def _compared(runs: list[Run]) -> pd.DataFrame:
 def _baseline(runs: list[Run]) -> str:
     arms = [r.config.engine.alloc for r in runs if r.role == "arm"]
     return "none" if "none" in arms else arms[0]
+
+
+def _is_floor(run: Run) -> bool:
+    """Whether this is the arm that Floor adds: where the mask is on for the others."""
+    return not run.config.engine.mask_padding and run.config.parallel.ep_size > 1 and run.config.engine.alloc == "none"
 
 
 def _key(cfg: LabConfig) -> LabConfig:

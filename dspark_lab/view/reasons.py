@@ -10,10 +10,12 @@ import pandas as pd
 
 from dspark_lab.config import ALLOCS, LabConfig
 from dspark_lab.errors import LabError
+from dspark_lab.view.recordings import matching
 
-WORDS = {"ep_size": "EP", "tp_size": "TP", "batch_size": "batch", "block_size": "γ", "alloc": "", "use_graph": "graphs"}
+WORDS = {"ep_size": "EP", "tp_size": "TP", "batch_size": "batch", "block_size": "γ", "alloc": "", "use_graph": "graphs", "preset": "preset",
+         "host_work_us": "host work", "mask_padding": "mask padding"}  # fmt: skip
 FACETS = ("tp_size", "ep_size", "batch_size", "block_size")
-"""What tells recordings apart, besides `alloc`; the first one a user turns wins over the rest."""
+"""Toggles of a live run whose legal values depend on each other, in the order in which they are settled."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,9 +38,9 @@ def why_not(cfg: LabConfig, **change: Any) -> str:
 def brief(text: str, change: dict[str, Any]) -> str:
     """The first clause of a `LabError`, in the panel's words; the whole text stands in the tooltip."""
     if change.get("alloc") == "graph_slot" and "use_graph" in text:
-        return "graph_slot needs graphs (More)"
+        return "graph_slot needs CUDA graphs"
     if "num_token_non_padded None" in text:
-        return f"{change.get('alloc', 'none')} leaves the mask without its scalar at EP > 1 (turn mask padding off)"
+        return f"{change.get('alloc', 'none')} leaves the mask without its scalar at EP > 1 (tick Floor)"
     head = text.split("; ")[0].split(". ")[0].rstrip(".")
     for name, value in change.items():
         head = head.replace(f"{name}={value!r}", f"{WORDS.get(name, name)} {value}".strip())
@@ -59,45 +61,47 @@ def on_record(table: pd.DataFrame, name: str, values: Iterable[Any]) -> list[Cho
     """Which ``values`` of a facet have a recording at all."""
     have = sorted(set(table[name]))
     word = WORDS[name]
-    there = f"{word} {_listed(have)}"
+    tail = f"only {word} {_listed(have)}"
     return [
-        Choice(
-            value=v,
-            reason=""
-            if v in have
-            else f"no recording at {word} {v}: there {'is' if len(have) == 1 else 'are'} {there}",
-        )
+        Choice(value=v, reason="" if v in have else f"no recording at {word} {_listed([v])}: {tail}")
         for v in sorted({*values, *have})
+    ]
+
+
+def switch_on_record(table: pd.DataFrame, name: str) -> list[Choice]:
+    """Whether a facet that is on or off has recordings of both."""
+    have = set(table[name])
+    return [
+        Choice(value=v, reason="" if v in have else f"no recording with{'' if v else 'out'} {WORDS[name]}")
+        for v in (False, True)
     ]
 
 
 def arms_on_record(table: pd.DataFrame, at: dict[str, Any]) -> list[Choice]:
     """Which strategies have a recording at the facets ``at``."""
-    have = list(matching(table, at)["alloc"])
-    where = ", ".join(f"{WORDS[k]} {v}" for k, v in at.items() if k in ("tp_size", "ep_size"))
+    rows = matching(table, at)
+    have = list(rows[(rows["role"] == "arm") & ~rows["floor"]]["alloc"])
+    where = ", ".join(f"{WORDS[k]} {at[k]}" for k in ("tp_size", "ep_size") if k in at)
     return [
         Choice(value=a, reason="" if a in have else f"no recording at {where}") for a in dict.fromkeys([*ALLOCS, *have])
     ]
 
 
-def matching(table: pd.DataFrame, at: dict[str, Any]) -> pd.DataFrame:
-    """Rows of the recordings at these facets."""
-    for name, value in at.items():
-        table = table[table[name] == value]
-    return table
+def graphs_here(device: str) -> str:
+    """Why CUDA graphs cannot run here; empty where they can."""
+    if device == "cpu":
+        return "CUDA graphs need device cuda"
+    why = gpu_here()
+    return "CUDA graphs need a GPU" if why else ""
 
 
-def snapped(table: pd.DataFrame, at: dict[str, Any], turned: str | None) -> dict[str, Any]:
-    """The facets of the recording nearest to ``at`` that has the value just ``turned``; what was asked for comes first."""
-    order = [f for f in FACETS if f == turned] + [f for f in FACETS if f != turned]
-    found: dict[str, Any] = {}
-    rows = table
-    for name in order:
-        value = at.get(name)
-        hit = rows[rows[name] == value]
-        rows = hit if len(hit) else rows[rows[name] == rows[name].iloc[0]]
-        found[name] = rows[name].iloc[0].item() if hasattr(rows[name].iloc[0], "item") else rows[name].iloc[0]
-    return {f: found[f] for f in FACETS}
+def gpu_here() -> str:
+    """Why nothing runs on a GPU here; empty where it does."""
+    try:
+        import torch
+    except ImportError:
+        return "torch is not installed"
+    return "" if torch.cuda.is_available() else "torch sees no GPU here"
 
 
 def said(choices: Iterable[Choice], *, named: bool = False) -> str:
@@ -114,7 +118,7 @@ def said(choices: Iterable[Choice], *, named: bool = False) -> str:
 
 
 def merged(choices: list[Choice], word: str) -> str:
-    """As `said`, with "no recording at EP 2: …, no recording at EP 4: …" told as one line."""
+    """As `said`, with "no recording at EP 2: …; no recording at EP 4: …" told as one line."""
     missing = [c for c in choices if c.reason.startswith("no recording at")]
     if len(missing) < 2:
         return said(choices)
@@ -123,7 +127,7 @@ def merged(choices: list[Choice], word: str) -> str:
 
 
 def _listed(values: list[Any]) -> str:
-    return ", ".join(str(v) for v in values)
+    return ", ".join(f"{v:g}" if isinstance(v, float) else str(v) for v in values)
 
 
 def not_live(cfg: LabConfig, **change: Any) -> str:

@@ -10,9 +10,11 @@ from typing import Any
 import pandas as pd
 
 from dspark_lab.view.figures import verdict_text
-from dspark_lab.view.rows import records
+from dspark_lab.view.rows import FEW, TOO_FEW, by_arm, is_few
 from dspark_lab.view.theme import joined, signed
 
+MANY = 3
+"""Strategies told one by one, beside the headline's."""
 NO_GPU = "Without a GPU there is neither copy nor stream: the strategies tie here by construction"
 
 
@@ -40,18 +42,21 @@ class Finding:
 
 def finding(table: pd.DataFrame, *, leads_ms: dict[str, float] | None = None, on_gpu: bool = True) -> Finding:
     """The sentence for a table of `lab.compare`. ``leads_ms``: launch lead of each arm, where a capture shows it."""
-    rows = records(table) if table is not None else []
+    rows = by_arm(table)
     timed = [r for r in rows if _number(r.get("step_ms_p50"))]
     if not timed:
         return Finding(headline="No unprofiled steps in these runs, so no step time can be compared.")
     by = str(table.columns[0])
     base = next((r for r in timed if r.get("verdict") == "baseline"), timed[0])
     rivals = [r for r in timed if r is not base and not _text(r.get("same_path_as")) and _number(r.get("delta_pct"))]
-    moved = [r for r in rivals if r.get("verdict") in ("slower", "faster")]
+    few = any(is_few(r) for r in timed)
+    moved = [r for r in rivals if r.get("verdict") in ("slower", "faster") and not is_few(r)]
     headline = _headline(by, base, rivals, moved)
     top = max(moved, key=lambda r: abs(r["delta_pct"])) if moved else None
     others = [_text_of(top.get("reason"))] if top else []
-    others += [f"{r[by]} {verdict_text(r)}" for r in rivals if r is not top]
+    others += [f"{r[by]} {_short(r)}" for r in rivals if r is not top][:MANY]
+    others += [f"{len(rivals) - bool(top) - MANY} more under Compare"] * (len(rivals) - bool(top) > MANY)
+    others += [f"{TOO_FEW}: at least {FEW} repeats or processes give one"] * few
     others += _same(by, timed)
     others += _numbers(by, top or base, base, leads_ms or {})
     if not on_gpu:
@@ -81,6 +86,11 @@ def _headline(by: str, base: dict[str, Any], rivals: list[dict[str, Any]], moved
 def _change(row: dict[str, Any], base: str) -> str:
     """``▲ +2.2 % [+1.8, +2.6] slower than none (3.285 ms)``."""
     return f"{verdict_text(row)} than {base}"
+
+
+def _short(row: dict[str, Any]) -> str:
+    """As `verdict_text`; that blocks are too few is said once for all."""
+    return verdict_text(row).removesuffix(f", {TOO_FEW}")
 
 
 def _between(row: dict[str, Any]) -> str:

@@ -6,18 +6,31 @@ from collections.abc import Sequence
 from typing import Any
 
 from dspark_lab.config import LabConfig
+from dspark_lab.runs.record import Run
 
+ONLY_ARMS = '[r for r in runs if r.role == "arm"]'
+ARMS = '[r for r in runs if r.role == "arm" and not r.same_path_as]'
+"""Runs with steps of their own: no A/A pairs, no arm that shows another's figures."""
 PICTURES: dict[str, str] = {
-    "Latency": "lab.plot.latency(runs)",
-    "Timeline": "lab.plot.step_strip([r for r in runs if r.trace_paths])",
-    "Acceptance": "lab.plot.acceptance(runs)",
+    "Latency": "lab.plot.latency({arms})",
+    "Timeline": "lab.plot.step_strip({arms})",
+    "Waits": "lab.plot.waits({arms})",
+    "Acceptance": "lab.plot.acceptance({arms})",
     "Compare": "lab.plot.comparison(table)",
 }
 
 
-def recorded_code(names: Sequence[str], *, baseline: str, tab: str, picture: str = "") -> str:
+def arms_of(runs: Sequence[Run], arms: Sequence[Run]) -> str:
+    """The expression that picks ``arms`` from ``runs``."""
+    if len(runs) == len(arms):
+        return "runs"
+    return ONLY_ARMS if len(arms) == sum(r.role == "arm" for r in runs) else ARMS
+
+
+def recorded_code(names: Sequence[str], *, baseline: str, tab: str, picture: str = "", arms: str = ARMS) -> str:
     """Five lines on runs that ship."""
-    return _lines([f"names = {list(names)!r}", "runs = [lab.load_run(name) for name in names]"], baseline, tab, picture)
+    first = [f"names = {list(names)!r}", "runs = [lab.load_run(name) for name in names]"]
+    return _lines(first, baseline, tab, picture, arms)
 
 
 def live_code(
@@ -25,17 +38,18 @@ def live_code(
     *,
     changes: dict[str, Any],
     arms: Sequence[str],
-    options: dict[str, int],
+    options: dict[str, Any],
     baseline: str,
     tab: str,
     picture: str = "",
+    picked: str = ARMS,
 ) -> str:
     """Five lines that measure and draw on this machine."""
     first = arms[0] if arms else "none"
     toggles = "".join(f", {k}={v!r}" for k, v in {"alloc": first, **changes}.items())
     more = "".join(f", {k}={v}" for k, v in options.items())
     lines = [f"cfg = lab.preset({cfg.preset!r}{toggles})", f"runs = lab.sweep(cfg, alloc={list(arms)!r}{more})"]
-    return _lines(lines, baseline, tab, picture)
+    return _lines(lines, baseline, tab, picture, picked)
 
 
 def trace_code(path: str, first: int, last: int) -> str:
@@ -46,8 +60,8 @@ def trace_code(path: str, first: int, last: int) -> str:
     )
 
 
-def _lines(runs: list[str], baseline: str, tab: str, picture: str) -> str:
-    draw = picture or PICTURES.get(tab, PICTURES["Latency"])
+def _lines(runs: list[str], baseline: str, tab: str, picture: str, arms: str) -> str:
+    draw = (picture or PICTURES.get(tab, PICTURES["Latency"])).replace("{arms}", arms)
     head = ["import dspark_lab as lab", *runs]
     table = f'table = lab.compare(runs, by="alloc", baseline={baseline!r})'
     return "\n".join([*head, table, f"figure = {draw}"])

@@ -33,12 +33,12 @@ def open_cached(what: Run | Path | str) -> Any:
 
 
 def one_capture(run: Run) -> Run:
-    """The run with one file a rank: a run measured in several processes has a capture of each, and one is looked at."""
-    first: dict[str, Path] = {}
-    for path in run.trace_paths:
-        rank = re.match(r"(rank\d+)[_.]", path.name)
-        first.setdefault(rank[1] if rank else path.name, path)
-    return run if len(first) == len(run.trace_paths) else replace(run, trace_paths=tuple(first.values()))
+    """The run with one file, of the lowest rank: pictures show one rank of one process, and the others take as long to read."""
+    first: dict[int, Path] = {}
+    for i, path in enumerate(run.trace_paths):
+        rank = re.match(r"rank(\d+)[_.]", path.name)
+        first.setdefault(int(rank[1]) if rank else 1000 + i, path)
+    return run if len(run.trace_paths) < 2 else replace(run, trace_paths=(first[min(first)],))
 
 
 def one_rank(trace: Any) -> Any:

@@ -12,9 +12,9 @@ import plotly.graph_objects as go
 
 from dspark_lab.runs.record import Run
 from dspark_lab.view import lanes
-from dspark_lab.view.rows import records
+from dspark_lab.view.rows import arm_of, records
 from dspark_lab.view.source import one_capture, one_rank, open_cached, trace_label
-from dspark_lab.view.theme import COLOURS, FAINT, INK, fill, joined, message, signed, titled
+from dspark_lab.view.theme import COLOURS, FAINT, INK, TOP, fill, joined, message, signed, titled
 
 ROW = 1.0
 HOST_AT, DEVICE_AT, PITCH = 0.0, 0.76, 2.3
@@ -22,6 +22,9 @@ HOST_AT, DEVICE_AT, PITCH = 0.0, 0.76, 2.3
 LANE = 0.62
 MIN_GAP_US = 20.0
 TITLE = "One step of each strategy: host over device"
+TITLE_CPU = "One step of each strategy: phases over ops, no GPU"
+MAX_OPS = 800
+"""Boxes of ops an arm; over that, neighbours are merged."""
 
 
 @dataclass
@@ -60,11 +63,12 @@ def step_strip(traces: Mapping[str, Any] | Sequence[Run], *, step: int | None = 
 
     ``traces``: arm name to `Trace`, or runs with captures. Without ``step``: the one that is nearest to every arm's median
     from the third step on. Draft, verify and accept are coloured, idle time of the device is hatched, host waits are flagged.
+    Without a GPU there is no device lane: phases lie over the ops that they are made of.
     """
     named, labels, missing = _named(traces)
     if not named:
         return message(title, "No captures to draw." + (f" Without one: {', '.join(missing)}." if missing else ""))
-    arms, without = [], list(missing)
+    arms, without = [], []
     step = _common(list(named.values())) if step is None else step
     for name, trace in named.items():
         arm = _arm(name, trace, step)
@@ -76,7 +80,10 @@ def step_strip(traces: Mapping[str, Any] | Sequence[Run], *, step: int | None = 
         return message(
             title, f"No step {'' if step is None else step} on a device in: {', '.join(without)}.".replace("  ", " ")
         )
-    return _drawn(arms, labels, without, title)
+    notes = [f"no step of: {', '.join(without)}"] * bool(without) + [f"no capture of: {', '.join(missing)}"] * bool(
+        missing
+    )
+    return _drawn(arms, labels, notes, title)
 
 
 def _named(traces: Mapping[str, Any] | Sequence[Run]) -> tuple[dict[str, Any], list[str], list[str]]:
@@ -85,14 +92,15 @@ def _named(traces: Mapping[str, Any] | Sequence[Run]) -> tuple[dict[str, Any], l
         return named, [trace_label(t) for t in named.values()], []
     runs = list(traces)
     drawn = [one_capture(r) for r in runs if r.trace_paths]
-    named = {r.config.engine.alloc: one_rank(open_cached(r)) for r in drawn}
-    when = [_label(r) for r in drawn]
-    return named, when, [r.config.engine.alloc for r in runs if not r.trace_paths]
+    named = {arm_of(r): one_rank(open_cached(r)) for r in drawn}
+    when = [_label(r) for r in runs if r.trace_paths]
+    return named, when, [arm_of(r) for r in runs if not r.trace_paths]
 
 
 def _label(run: Run) -> str:
     """The label line of a run's capture: always profiled."""
-    ranks = f", rank 0 of {len(run.trace_paths)}" if len(run.trace_paths) > 1 else ""
+    world = run.config.parallel.world_size
+    ranks = f", rank 0 of {world}" if world > 1 else ""
     return (
         f"{run.shown_source} {str(run.environment.get('recorded_at', ''))[:10]} on {run.device_name}, profiled{ranks}"
     )
@@ -125,25 +133,26 @@ def _arm(name: str, trace: Any, step: int | None) -> _Arm | None:
     )
 
 
-def _drawn(arms: list[_Arm], labels: list[str], without: list[str], title: str) -> go.Figure:
+def _drawn(arms: list[_Arm], labels: list[str], notes: list[str], title: str) -> go.Figure:
     figure, boxes = go.Figure(), _Boxes()
     lo, hi = _range(arms)
     for i, arm in enumerate(arms):
-        _device_lane(boxes, arm, i * PITCH + DEVICE_AT, lo, hi)
+        lower = _op_lane if arm.trace.is_cpu_only else _device_lane
+        lower(boxes, arm, i * PITCH + DEVICE_AT, lo, hi)
         _host_lane(boxes, arm, i * PITCH + HOST_AT, lo, hi)
         _marks(figure, arm, i * PITCH, lo, hi)
-    _bars(figure, boxes)
+    cpu = all(a.trace.is_cpu_only for a in arms)
+    _bars(figure, boxes, cpu=cpu)
     _row_labels(figure, arms)
-    where = "host" if all(a.trace.is_cpu_only for a in arms) else "device"
+    where = "host" if cpu else "device"
     figure.add_vline(x=0, line={"color": INK, "width": 1, "dash": "dot"})
     figure.update_xaxes(title_text=f"ms since the step began on the {where} (t = 0)", range=[lo, hi], zeroline=False)
     bottom = (len(arms) - 1) * PITCH + DEVICE_AT + 0.85
-    figure.update_yaxes(range=[bottom, -0.95], visible=False, fixedrange=True)
-    figure.update_layout(barmode="overlay", bargap=0, margin={"l": 186, "t": 66, "b": 96})
-    note = f" · no step of: {', '.join(without)}" if without else ""
-    if all(a.trace.is_cpu_only for a in arms):
-        note += " · no GPU: host phases only"
-    return titled(figure, title, joined(labels) + note, height=int(160 + 94 * len(arms)))
+    figure.update_yaxes(range=[bottom, -0.8], visible=False, fixedrange=True)
+    figure.update_layout(barmode="overlay", bargap=0, margin={"l": 186, "t": TOP, "b": 96})
+    if where == "host" and title == TITLE:
+        title = TITLE_CPU
+    return titled(figure, title, " · ".join([joined(labels), *notes]), height=int(148 + 94 * len(arms)))
 
 
 def _range(arms: list[_Arm]) -> tuple[float, float]:
@@ -184,6 +193,17 @@ def _device_lane(boxes: _Boxes, arm: _Arm, at: float, lo: float, hi: float) -> N
         boxes.add(
             "idle", at, arm.ms(start), (end - start) / 1e6, f"{arm.name}: the device is idle", faint=not arm.has(start)
         )
+
+
+def _op_lane(boxes: _Boxes, arm: _Arm, at: float, lo: float, hi: float) -> None:
+    """What the phases are made of, where there is no device."""
+    events = arm.trace.events
+    from_ns, to_ns = arm.zero_ns + lo * 1e6, arm.zero_ns + hi * 1e6
+    ops = lanes.op_boxes(events[(events["ts_ns"] < to_ns) & (events["ts_ns"] + events["dur_ns"] > from_ns)])
+    ops, _ = lanes.merged(ops, ["colour"], limit=MAX_OPS) if len(ops) else (ops, 0.0)
+    for b in records(ops):
+        faint = not arm.has(b["start_ns"])
+        boxes.add(b["colour"], at, arm.ms(b["start_ns"]), b["dur_ns"] / 1e6, f"{arm.name}: {b['name']}", faint=faint)
 
 
 def _outside(work: pd.DataFrame, spans: pd.DataFrame) -> pd.DataFrame:
@@ -267,7 +287,7 @@ def _gap_label(figure: go.Figure, arm: _Arm, top: float) -> None:
                           font={"size": 11, "color": COLOURS["idle"]}, bgcolor="rgba(255,255,255,0.85)")  # fmt: skip
 
 
-def _bars(figure: go.Figure, boxes: _Boxes) -> None:
+def _bars(figure: go.Figure, boxes: _Boxes, *, cpu: bool) -> None:
     """One trace a colour, and one for what belongs to other steps; waits and gaps last, so that they lie on top."""
     order = ["host", "idle", "draft", "verify", "accept", "compute", "communication", "copy", "event wait", "wait"]
     seen: set[str] = set()
@@ -276,6 +296,7 @@ def _bars(figure: go.Figure, boxes: _Boxes) -> None:
         "wait": "host blocked",
         "event wait": "host waits for an old event",
         "host": "host code",
+        "compute": "ops" if cpu else "compute",
     }
     for colour in order:
         for faint in (True, False):
@@ -284,8 +305,8 @@ def _bars(figure: go.Figure, boxes: _Boxes) -> None:
                 continue
             start, dur, at, hover = (list(x) for x in zip(*rows, strict=True))
             figure.add_bar(
-                x=dur, base=start, y=at, orientation="h", width=LANE, marker=fill(colour), opacity=0.35 if faint else 1.0,
-                name=names.get(colour, colour), legendgroup=colour, showlegend=colour not in seen and not faint and colour not in ("compute", "copy", "communication"),
+                x=dur, base=start, y=at, orientation="h", width=LANE, marker=fill(colour) if len(dur) < 100 else {"color": COLOURS[colour], "line": {"width": 0}}, opacity=0.35 if faint else 1.0,
+                name=names.get(colour, colour), legendgroup=colour, showlegend=colour not in seen and not faint and (cpu or colour not in ("compute", "copy", "communication")),
                 hovertext=hover, customdata=[d * 1e3 for d in dur], hovertemplate="%{hovertext}<br>%{customdata:,.1f} µs<extra></extra>",
             )  # fmt: skip
             seen |= set() if faint else {colour}
@@ -301,6 +322,7 @@ def _row_labels(figure: go.Figure, arms: list[_Arm]) -> None:
             x=0, xref="paper", xshift=-180, y=i * PITCH + DEVICE_AT / 2, xanchor="left", align="left", showarrow=False,
             text=f"<b style='font-size:14px'>{arm.name}</b><br><span style='color:{FAINT}'>{said}</span>",
         )  # fmt: skip
-        for lane, at in (("host", HOST_AT), ("no GPU" if arm.trace.is_cpu_only else "device", DEVICE_AT)):
+        upper, lower = ("phases", "ops") if arm.trace.is_cpu_only else ("host", "device")
+        for lane, at in ((upper, HOST_AT), (lower, DEVICE_AT)):
             figure.add_annotation(x=0, xref="paper", xshift=-4, y=i * PITCH + at, xanchor="right", text=lane, showarrow=False,
                                   font={"size": 10, "color": FAINT})  # fmt: skip

@@ -9,26 +9,38 @@ from typing import Any
 import pandas as pd
 
 from dspark_lab.view.figures import verdict_text
-from dspark_lab.view.rows import records
-from dspark_lab.view.theme import signed
+from dspark_lab.view.rows import by_arm, is_few, records
+from dspark_lab.view.theme import joined, signed
 
-CELL = "padding:2px 10px 2px 0;text-align:left;white-space:nowrap"
+CELL = "padding:2px 10px 2px 0;text-align:left;vertical-align:top;white-space:nowrap"
+LAST = "padding:2px 0;text-align:left;vertical-align:top;white-space:normal;overflow-wrap:anywhere"
 
 
 def compare_html(table: pd.DataFrame) -> str:
-    """Arms with step, interval, verdict, acceptance, throughput and where it was measured."""
+    """Arms with step, interval, acceptance, throughput and verdict; under it why, and where it was measured."""
     if table is None or not len(table):
         return "<i>Nothing to compare yet.</i>"
-    by = str(table.columns[0])
-    head = [by, "step, ms", "95 %", "against the baseline", "accept length", "tok/s", "EP", "why", "source"]
-    rows = []
-    for r in records(table):
-        ci = r.get("step_ms_ci95")
-        rows.append(
-            [r[by], _num(r["step_ms_p50"], 3), f"{ci[0]:.3f} to {ci[1]:.3f}" if isinstance(ci, (list, tuple)) else "–", verdict_text(r),
-             _num(r.get("accept_length"), 2), _num(r.get("tokens_per_s"), 0), r.get("ep_size", ""), _text(r.get("reason")), r.get("label", "")]
-        )  # fmt: skip
-    return _html(head, rows)
+    by, rows = str(table.columns[0]), by_arm(table)
+    head = [by, "step, ms", "95 %", "accepted", "tok/s", "against the baseline"]
+    cells = [
+        [r[by], _num(r["step_ms_p50"], 3), _between(r), _num(r.get("accept_length"), 2), _num(r.get("tokens_per_s"), 0), verdict_text(r)]
+        for r in rows
+    ]  # fmt: skip
+    why: dict[str, list[str]] = {}
+    for r in rows:
+        if _text(r.get("reason")):
+            why.setdefault(str(r["reason"]), []).append(str(r[by]))
+    notes = [f"{', '.join(names)}: {reason}" for reason, names in why.items()]
+    return _html(head, cells) + "".join(_note(n) for n in [*notes, joined(str(r.get("label", "")) for r in rows)])
+
+
+def _between(row: dict[str, Any]) -> str:
+    ci = row.get("step_ms_ci95")
+    return f"{ci[0]:.3f} to {ci[1]:.3f}" if isinstance(ci, (list, tuple)) else "too few" if is_few(row) else "–"
+
+
+def _note(text: str) -> str:
+    return f'<div style="font-size:12px;color:var(--jp-ui-font-color2,#6B7280)">{html.escape(text)}</div>'
 
 
 def summary_html(summary: dict[str, Any]) -> str:
@@ -37,23 +49,28 @@ def summary_html(summary: dict[str, Any]) -> str:
         return "".join(f"<b>rank {rank}</b>{summary_html(one)}" for rank, one in summary["ranks"].items())
     s = summary
     waits = s.get("host_wait_us_p50") or {}
-    head = [
-        "steps",
-        "step p50, µs",
-        "kernels a step",
-        "launch lead p50, µs",
-        "blocked in sync p50, µs",
-        "event wait p50, µs",
-        "blocking copy p50, µs",
-    ]
-    row = [s.get("num_steps"), _num(s.get("step_us_p50"), 0), _num(s.get("kernels_per_step"), 0), _signed(s.get("launch_lead_us_p50")),
-           _num(waits.get("sync"), 0), _num(waits.get("event_wait"), 0), _num(waits.get("blocking_copy"), 0)]  # fmt: skip
+    head = ["steps", "p50, µs: step", "launch lead", "blocked in sync", "event wait", "blocking copy", "kernels"]
+    row = [s.get("num_steps"), _num(s.get("step_us_p50"), 0), _signed(s.get("launch_lead_us_p50")), _num(waits.get("sync"), 0),
+           _num(waits.get("event_wait"), 0), _num(waits.get("blocking_copy"), 0), _num(s.get("kernels_per_step"), 0)]  # fmt: skip
     out = _html(head, [row])
     top = (s.get("waits") or [])[:4]
     if top:
         rows = [[w["name"], w["kind"], w["count"], _num(w["total_us"], 0), w["site"]] for w in top]
         out += _html(["the host waits in", "kind", "times", "µs in all", "where"], rows)
     return out + integrity_html(s.get("integrity") or {})
+
+
+def waits_html(table: pd.DataFrame) -> str:
+    """Rows of `view.waits.waits_table`."""
+    rows = [
+        [r["arm"], r["kind"], _num(r["times_per_step"], 1), _num(r["us_per_step"], 1), _call(r)] for r in records(table)
+    ]  # fmt: skip
+    return _html(["arm", "kind", "a step", "µs a step", "call and site"], rows) if rows else ""
+
+
+def _call(wait: dict[str, Any]) -> str:
+    """The call at its site; a site without stacks is named after the call already."""
+    return str(wait["site"]) if str(wait["site"]).startswith(wait["name"]) else f"{wait['name']}: {wait['site']}"
 
 
 def integrity_html(integrity: dict[str, Any]) -> str:
@@ -68,13 +85,19 @@ def integrity_html(integrity: dict[str, Any]) -> str:
 
 
 def _html(head: list[str], rows: list[list[Any]]) -> str:
-    top = "".join(f'<th style="{CELL};font-weight:600">{html.escape(h)}</th>' for h in head)
-    body = "".join(
-        "<tr>" + "".join(f'<td style="{CELL}">{html.escape(str(c))}</td>' for c in row) + "</tr>" for row in rows
-    )
+    """A table whose last column wraps; it scrolls sideways where it is still too wide."""
+
+    def line(tag: str, cells: list[Any]) -> str:
+        looks = [CELL] * (len(cells) - 1) + [LAST]
+        weight = ";font-weight:600" if tag == "th" else ""
+        return "".join(
+            f'<{tag} style="{look}{weight}">{html.escape(str(c))}</{tag}>' for c, look in zip(cells, looks, strict=True)
+        )
+
+    body = "".join(f"<tr>{line('td', row)}</tr>" for row in rows)
     return (
-        f'<div style="overflow-x:auto;font-size:12px"><table class="dspark-table" style="border-collapse:collapse">'
-        f"<thead><tr>{top}</tr></thead><tbody>{body}</tbody></table></div>"
+        f'<div class="dspark-scroll" style="overflow-x:auto;font-size:12px"><table class="dspark-table" style="border-collapse:collapse">'
+        f"<thead><tr>{line('th', head)}</tr></thead><tbody>{body}</tbody></table></div>"
     )
 
 

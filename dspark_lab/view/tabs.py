@@ -17,8 +17,10 @@ from dspark_lab.errors import LabError
 from dspark_lab.runs.record import Run
 from dspark_lab.view import figures, snippet, tables
 from dspark_lab.view.picture import Picture
+from dspark_lab.view.rows import arm_of
 from dspark_lab.view.source import one_rank, open_cached
 from dspark_lab.view.theme import message
+from dspark_lab.view.waits import waits_table
 
 KEPT = 96
 _figures: OrderedDict[Any, go.Figure] = OrderedDict()
@@ -35,8 +37,10 @@ class Shown:
 
     @property
     def arms(self) -> list[Run]:
-        """Runs with steps of their own: no A/A pairs, no arm that shares another's code path."""
-        return [r for r in self.runs if r.role == "arm" and not r.same_path_as]
+        """Runs with steps of their own: no A/A pairs, no arm that shares the code path of another one shown."""
+        arms = [r for r in self.runs if r.role == "arm"]
+        shown = {r.config.engine.alloc for r in arms}
+        return [r for r in arms if not r.same_path_as or r.same_path_as not in shown]
 
     @property
     def key(self) -> tuple[Any, ...]:
@@ -90,6 +94,33 @@ class CompareTab(PlotTab):
         self._table.value = tables.compare_html(shown.table) + said
 
 
+class WaitsTab(PlotTab):
+    """Host waits of each arm's capture: bars by kind, over the table by site."""
+
+    def __init__(self) -> None:
+        super().__init__("Waits", lambda s: figures.waits(s.arms))
+        self._table = W.HTML(layout=W.Layout(width="100%"))
+        self.widget = W.VBox([self.picture.widget, self._table])
+
+    def draw(self, shown: Shown) -> None:
+        if shown.runs and not any(r.trace_paths for r in shown.arms):
+            text = no_capture(shown)
+            self.picture.show(kept(("waits", text), lambda: message(self.name, text)))
+            self._table.value = ""
+            return
+        super().draw(shown)
+        self._table.value = tables.waits_html(waits_table(shown.arms))
+
+
+def no_capture(shown: Shown) -> str:
+    """Why there is no capture of the runs shown."""
+    if shown.hint:
+        return shown.hint
+    if any(r.shown_source == "recorded" for r in shown.arms):
+        return "No capture ships with these recordings, only their step tables: see Latency and Compare."
+    return "No capture in these runs: profiled steps 0, or stopped before the capture."
+
+
 class TimelineTab:
     """The step strip of all arms, or the lanes of one."""
 
@@ -113,25 +144,26 @@ class TimelineTab:
         self._own = False
         for w in (self.mode, self.step, self.arm, self.count):
             w.observe(guard(lambda _: None if self._own else changed()), names="value")
-        self.widget = W.VBox([W.HBox([self.mode, self.step, self.arm, self.count]), self.picture.widget])
+        row = W.HBox([self.mode, self.step, self.arm, self.count], layout=W.Layout(margin="0 0 4px 0"))
+        self.widget = W.VBox([row, self.picture.widget])
 
     def draw(self, shown: Shown) -> None:
         with_trace = [r for r in shown.arms if r.trace_paths]
         strip = self.mode.index == 0
         self.arm.layout.display = self.count.layout.display = "none" if strip else ""
         if not with_trace:
-            text = shown.hint or "No capture in these runs: profiled steps 0, or stopped before the capture."
+            text = no_capture(shown)
             self.picture.show(kept(("no capture", text), lambda: message(self.name, text)))
             return
         self._offer(with_trace)
         if strip:
             key = ("strip", tuple(r.name for r in with_trace), shown.key, self.step.value)
-            self.picture.show(kept(key, lambda: figures.step_strip(with_trace, step=self.step_shown)))
+            self.picture.show(kept(key, lambda: figures.step_strip(shown.arms, step=self.step_shown)))
             return
-        run = next(r for r in with_trace if r.config.engine.alloc == self.arm.value)
+        run = next(r for r in with_trace if arm_of(r) == self.arm.value)
         first, last = self.range
         key = ("lanes", run.name, str(run.path), first, last)
-        label = f"{run.config.engine.alloc} · {run.shown_source} on {run.device_name}, profiled"
+        label = f"{arm_of(run)} · {run.shown_source} on {run.device_name}, profiled"
         self.picture.show(
             kept(key, lambda: figures.timeline(open_cached(run), steps=slice(first, last + 1), label=label))
         )
@@ -150,16 +182,16 @@ class TimelineTab:
     def picture_code(self) -> str:
         if self.mode.index == 0:
             step = "" if self.step_shown is None else f", step={self.step_shown}"
-            return f"lab.plot.step_strip([r for r in runs if r.trace_paths]{step})"
+            return f"lab.plot.step_strip({{arms}}{step})"
         first, last = self.range
         at = list(self.arm.options).index((self.arm.value, self.arm.value))
-        return f"lab.plot.timeline(lab.open_trace([r for r in runs if r.trace_paths][{at}]), steps=slice({first}, {last + 1}))"
+        return f"lab.plot.timeline(lab.open_trace([r for r in {{arms}} if r.trace_paths][{at}]), steps=slice({first}, {last + 1}))"
 
     def _offer(self, runs: Sequence[Run]) -> None:
         """The lists follow the runs; the choice stays where it can."""
         self._own = True
         try:
-            arms = [(r.config.engine.alloc, r.config.engine.alloc) for r in runs]
+            arms = [(arm_of(r), arm_of(r)) for r in runs]
             if tuple(self.arm.options) != tuple(arms):
                 was = self.arm.value
                 self.arm.options = arms
@@ -210,7 +242,7 @@ class TraceFileTab:
             w.observe(guard(lambda _: self.load()), names="value")
         self.open.on_click(guard(lambda _: self.load()))
         self.widget = W.VBox(
-            [W.HBox([self.path, self.open, self.first, self.last]), self._summary, self.picture.widget]
+            [W.HBox([self.path, self.open, self.first, self.last]), self.picture.widget, self._summary]
         )
 
     def load(self) -> None:
@@ -274,6 +306,7 @@ def plot_tabs() -> dict[str, PlotTab]:
     """The tabs that only draw the runs."""
     return {
         "Latency": PlotTab("Latency", lambda s: figures.latency(s.arms)),
+        "Waits": WaitsTab(),
         "Acceptance": PlotTab("Acceptance", lambda s: figures.acceptance(s.arms)),
         "Compare": CompareTab(),
     }

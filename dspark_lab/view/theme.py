@@ -23,7 +23,7 @@ COLOURS: dict[str, str] = {
     "verify": "#56B4E9",
     "accept": "#F0E442",
 }
-TOP = 62
+TOP = 54
 """Margin above the plot, px: title and one label line."""
 INK, FAINT, GRID = "#1F2937", "#6B7280", "#E5E7EB"
 HATCHED = {"wait": "/", "event wait": ".", "idle": "x"}
@@ -50,7 +50,7 @@ def template() -> go.layout.Template:
             "xaxis": _AXIS,
             "yaxis": _AXIS,
             "hoverlabel": {"align": "left", "font": {"family": FONT, "size": 12}},
-            "legend": {"orientation": "h", "x": 0, "xanchor": "left", "y": 0, "yref": "container", "yanchor": "bottom", "font": {"size": 11}},
+            "legend": {"orientation": "h", "x": 0.01, "xref": "container", "xanchor": "left", "y": 0, "yref": "container", "yanchor": "bottom", "font": {"size": 11}},
             "bargap": 0.35,
             "modebar": {"orientation": "v", "bgcolor": "rgba(255,255,255,0)", "color": "#9CA3AF", "activecolor": INK},
         }
@@ -84,7 +84,10 @@ def titled(figure: go.Figure, title: str, label: str, *, height: int = 360) -> g
     line = f"<br><span style='font-size:11.5px;color:{FAINT}'>{'<br>'.join(lines)}</span>" if label else ""
     layout: Any = figure.layout
     figure.update_layout(margin={"t": (layout.margin.t or TOP) + 15 * max(len(lines) - 1, 0)})
-    figure.update_layout(template="dspark", height=height, title={"text": f"<b>{title}</b>{line}"}, dragmode="pan")
+    pad = {"t": 22 if lines else 10}  # plotly drops the height of the first line where there are several
+    figure.update_layout(
+        template="dspark", height=height, title={"text": f"<b>{title}</b>{line}", "pad": pad}, dragmode="pan"
+    )
     return figure
 
 

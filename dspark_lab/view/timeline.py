@@ -13,7 +13,7 @@ from dspark_lab.view import lanes
 from dspark_lab.view.rows import records
 from dspark_lab.view.source import one_rank, trace_label
 from dspark_lab.view.strip import site
-from dspark_lab.view.theme import COLOURS, HATCHED, fill, message, titled
+from dspark_lab.view.theme import COLOURS, HATCHED, TOP, fill, message, titled
 
 LIMIT = 4000
 """Boxes drawn; over that, tiny neighbours of a lane are merged and the figure says so."""
@@ -51,7 +51,7 @@ def timeline(trace: Any, *, steps: slice | None = slice(2, 5), title: str = "Tim
     figure.update_xaxes(range=[-0.01 * span, 1.01 * span])
     _step_lines(figure, trace, *window)
     lane_count = shown["lane"].nunique()
-    return titled(figure, title, " · ".join(notes), height=176 + 44 * lane_count)
+    return titled(figure, title, " · ".join(notes), height=164 + 40 * lane_count)
 
 
 def _said(steps: slice | None) -> str:
@@ -129,19 +129,8 @@ def _threads(trace: Any, events: pd.DataFrame, lo: int, hi: int) -> pd.DataFrame
         kind = np.where(waits["kind"] == "event_wait", "event wait", "wait")
         parts.append(_lane(tids, waits["ts_ns"], (waits["dur_us"] * 1e3).astype("int64"), kind, names))
     if trace.is_cpu_only:
-        ops = events[events["category"] == "cpu_op"]
-        ops = ops[_outermost(ops)]
-        names = ops["name"].astype(str)
-        talk = names.str.contains(lanes.COMMUNICATION).to_numpy(dtype=bool)
-        parts.append(
-            _lane(
-                ops["tid"],
-                ops["ts_ns"],
-                ops["dur_ns"],
-                np.where(talk, "communication", "compute"),
-                names.map(lanes.short),
-            )
-        )
+        ops = lanes.op_boxes(events)
+        parts.append(_lane(ops["tid"], ops["start_ns"], ops["dur_ns"], ops["colour"], ops["name"]))
     return (
         pd.concat([p for p in parts if len(p)], ignore_index=True)
         if any(len(p) for p in parts)
@@ -156,13 +145,6 @@ def _lane(tid: Any, start: Any, dur: Any, colour: Any, name: Any) -> pd.DataFram
 
 def _wait_name(wait: dict[str, Any]) -> str:
     return f"waits in {wait['name']} ({wait['kind']}), step {wait['step']}<br>{site(wait)}"
-
-
-def _outermost(ops: pd.DataFrame) -> np.ndarray:
-    """Which ops are not nested in another of their thread."""
-    end = ops["ts_ns"] + ops["dur_ns"]
-    before = end.groupby(ops["tid"]).transform(lambda x: x.cummax().shift(1)).to_numpy()
-    return ~(ops["ts_ns"].to_numpy() < np.nan_to_num(before, nan=-np.inf))
 
 
 def _streams(events: pd.DataFrame) -> pd.DataFrame:
@@ -196,7 +178,7 @@ def _drawn(boxes: pd.DataFrame, zero_ns: int) -> go.Figure:
         tickvals=list(range(len(order))), ticktext=order, range=[len(order) - 0.4, -0.6], fixedrange=True
     )
     figure.update_xaxes(title_text="ms since the first step shown began on the host", zeroline=False)
-    figure.update_layout(barmode="overlay", margin={"t": 66, "b": 96})
+    figure.update_layout(barmode="overlay", margin={"t": TOP + 16, "b": 96})
     return figure
 
 
@@ -213,5 +195,5 @@ def _step_lines(figure: go.Figure, trace: Any, lo: int, hi: int) -> None:
     for s in records(rows.head(40)):
         x = (s[column] - lo) / 1e6
         figure.add_vline(x=x, line={"color": "#9CA3AF", "width": 1, "dash": "dot"})
-        figure.add_annotation(x=x, y=0, yref="paper", yanchor="bottom", xanchor="left", text=f"step {s['step']}", showarrow=False,
+        figure.add_annotation(x=x, y=1, yref="paper", yanchor="bottom", xanchor="left", text=f"step {s['step']}", showarrow=False,
                               font={"size": 10, "color": "#6B7280"})  # fmt: skip

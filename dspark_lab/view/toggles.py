@@ -10,28 +10,27 @@ import ipywidgets as W
 
 from dspark_lab.view.reasons import Choice, merged, said
 
-LABEL, CONTROL = "92px", "116px"
+CELL = "104px"
+"""Width of one toggle; two stand beside each other."""
 SOFT = "color:var(--jp-ui-font-color2,#6B7280);font-size:11px;line-height:1.25"
 
 
 class Toggle:
-    """``value`` reads and sets it; ``reason`` is what its small line says; ``widget`` is the row."""
+    """``value`` reads and sets it; ``reason`` says why not; ``widget`` is the label over the control, ``line`` the reason's place."""
 
     def __init__(self, name: str, label: str, control: Any, *, tip: str = "") -> None:
         self.name, self.label, self.tip, self.control = name, label, tip, control
         self.reason = ""
-        control.layout.width = control.layout.width or CONTROL
         control.tooltip = tip or None
-        head = W.HTML(
-            f'<span style="font-size:12px">{html.escape(label)}</span>', layout=W.Layout(width=LABEL, margin="0")
-        )
-        head.tooltip = tip or None
-        control.layout.margin = "0"
-        self._line = W.HTML(layout=W.Layout(display="none", margin="0", width="100%"))
-        row = W.HBox(
-            [head, control], layout=W.Layout(align_items="center", margin="0", height="30px", overflow="hidden")
-        )
-        self.widget = W.VBox([row, self._line], layout=W.Layout(margin="0", overflow="hidden"))
+        control.layout.width, control.layout.margin = CELL, "0"
+        self.line = W.HTML(layout=W.Layout(display="none", margin="0", width="100%"))
+        self.widget = self._laid_out()
+
+    def _laid_out(self) -> Any:
+        head = W.HTML(f'<span style="font-size:12px">{html.escape(self.label)}</span>', layout=W.Layout(margin="0"))
+        head.tooltip = self.tip or None
+        self.control.layout.height = "25px"
+        return W.VBox([head, self.control], layout=W.Layout(margin="0 8px 0 0", width=CELL, overflow="hidden"))
 
     @property
     def value(self) -> Any:
@@ -51,8 +50,8 @@ class Toggle:
         self.control.disabled = disabled
         self.control.tooltip = reason or self.tip or None
         shown = bool(reason) and aloud
-        self._line.value = f'<div style="{SOFT}">{html.escape(reason)}</div>' if shown else ""
-        self._line.layout.display = "" if shown else "none"
+        self.line.value = f'<div style="{SOFT}">{html.escape(reason)}</div>' if shown else ""
+        self.line.layout.display = "" if shown else "none"
 
     def fix(self, value: Any) -> None:
         """Shows ``value`` as it is in a recording, not to be turned."""
@@ -65,17 +64,28 @@ class Pick(Toggle):
 
     def __init__(self, name: str, label: str, values: Iterable[Any], value: Any, *, tip: str = "") -> None:
         values = list(values)
-        super().__init__(name, label, W.Dropdown(options=[(str(v), v) for v in values], value=value), tip=tip)
+        super().__init__(name, label, W.Dropdown(options=_options(values), value=value), tip=tip)
+
+    @property
+    def value(self) -> Any:
+        return self.control.value
+
+    @value.setter
+    def value(self, value: Any) -> None:
+        have = [v for _, v in self.control.options]
+        if value not in have:  # given in code: whether it is legal, the config says
+            self.control.options = (*self.control.options, *_options([value]))
+        self.control.value = value
 
     def fix(self, value: Any) -> None:
-        options = (("–", "–"),) if value is None else ((str(value), value),)
+        options = (("–", "–"),) if value is None else _options([value])
         if tuple(self.control.options) != options:
             self.control.options = options
 
     def offer(self, choices: Sequence[Choice], value: Any, *, word: str = "", why: str = "") -> None:
         """Lists the legal ones of ``choices``, sets ``value``, says the reasons of the rest; ``why`` disables the whole."""
         legal = [c.value for c in choices if not c.reason]
-        options = tuple((str(v), v) for v in legal)
+        options = _options(legal)
         if self.control.options != options:
             self.control.options = options
         if value in legal and self.control.value != value:
@@ -87,19 +97,38 @@ class Pick(Toggle):
         )
 
 
+class Switch(Toggle):
+    """A toggle that is on or off, its label beside the box."""
+
+    def __init__(self, name: str, label: str, value: bool, *, tip: str = "") -> None:
+        super().__init__(name, label, W.Checkbox(value=value, description=label, indent=False), tip=tip)
+
+    def _laid_out(self) -> Any:
+        self.control.layout.height, self.control.layout.margin = "22px", "0 8px 0 0"
+        return self.control
+
+    def offer(self, choices: Sequence[Choice], value: bool, *, why: str = "") -> None:
+        """Sets ``value`` where it is legal, else what is; ``why`` disables."""
+        legal = [c.value for c in choices if not c.reason]
+        self.control.value = value if value in legal else legal[0]
+        self.say(why or said(choices), disabled=bool(why) or len(legal) < 2, aloud=bool(why))
+
+
 class Arms:
-    """Checkboxes of the strategies. ``value`` is the list of those checked and legal, in their order; a wish outlives a disabling."""
+    """Checkboxes of the strategies, and ``also`` controls beside them. ``value`` is the list of those checked and legal, in their order; a wish outlives a disabling."""
 
     name = "alloc"
 
-    def __init__(self, names: Iterable[str], checked: Iterable[str], *, tips: dict[str, str]) -> None:
+    def __init__(
+        self, names: Iterable[str], checked: Iterable[str], *, tips: dict[str, str], also: Sequence[Any] = ()
+    ) -> None:
         self._wished = set(checked)
-        self.tips = tips
+        self.tips, self._also = tips, tuple(also)
         self.reasons: dict[str, str] = {}
         self.boxes: dict[str, Any] = {}
         self._seen: Callable[[str], Any] | None = None
         self._own = False
-        self._list = W.VBox(layout=W.Layout(margin="0", overflow="hidden"))
+        self._list = W.Box(layout=W.Layout(margin="0", overflow="hidden", flex_flow="row wrap"))
         self._line = W.HTML(layout=W.Layout(margin="0", width="100%"))
         head = W.HTML('<span style="font-size:12px;font-weight:600">Allocation</span>', layout=W.Layout(margin="0"))
         self.widget = W.VBox([head, self._list, self._line], layout=W.Layout(margin="0 0 4px 0", overflow="hidden"))
@@ -109,11 +138,11 @@ class Arms:
     def _box(self, name: str) -> Any:
         if name not in self.boxes:
             box = W.Checkbox(value=name in self._wished, description=name, indent=False,
-                             layout=W.Layout(width="200px", margin="0", height="23px"))  # fmt: skip
+                             layout=W.Layout(width="auto", min_width=CELL, flex="0 1 auto", margin="0 8px 0 0", height="22px"))  # fmt: skip
             box.tooltip = self.tips.get(name)
             box.observe(lambda change, n=name: self._changed(n, change["new"]), names="value")
             self.boxes[name] = box
-            self._list.children = tuple(self.boxes.values())
+            self._list.children = (*self.boxes.values(), *self._also)
         return self.boxes[name]
 
     @property
@@ -148,7 +177,10 @@ class Arms:
         for c in choices:
             box = self._box(c.value)
             box.disabled = bool(c.reason)
+            box.layout.display = ""
             box.tooltip = c.reason or self.tips.get(c.value)
+        for n in self.boxes.keys() - {c.value for c in choices}:  # of recordings only, such as pinned:always
+            self.boxes[n].disabled, self.boxes[n].layout.display = True, "none"
         checked = {n: n in self._wished and n in legal for n in self.boxes}
         if self._wished and not any(checked.values()):
             checked |= dict.fromkeys(legal, True)
@@ -169,3 +201,7 @@ class Arms:
                 self.boxes[n].value = on
         finally:
             self._own = False
+
+
+def _options(values: Iterable[Any]) -> tuple[tuple[str, Any], ...]:
+    return tuple((f"{v:g}" if isinstance(v, float) else str(v), v) for v in values)

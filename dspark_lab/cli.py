@@ -245,7 +245,7 @@ def _print_table(table: pd.DataFrame) -> None:
             _out.print(f"  {note}", style="dim")
 
 
-_SHORT = 18
+_SHORT = 22
 """Cells up to this long are never folded; longer ones share what a narrow terminal leaves."""
 _RECORDED = {"name": "name", "alloc": "alloc", "ep_size": "EP", "tp_size": "TP", "batch_size": "batch", "step_ms_p50": "step ms",
              "label": "label"}  # fmt: skip

@@ -49,7 +49,10 @@ def arm_name(cfg: LabConfig) -> str:
     parts = [cfg.preset, f"ep{p.ep_size}"]
     if p.tp_size > 1:
         parts.append(f"tp{p.tp_size}")
-    parts += [f"bs{e.batch_size}", e.alloc.replace(":", "-")]
+    parts.append(f"bs{e.batch_size}")
+    if e.host_work_us:
+        parts.append(f"hw{e.host_work_us:g}")
+    parts.append(e.alloc.replace(":", "-"))
     if not e.mask_padding:
         parts.append("maskoff")
     return "-".join(parts)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 
@@ -39,28 +40,39 @@ def load_runs(folder: str | Path) -> list[Run]:
     return [read_run(p.parent) for p in sorted(Path(folder).glob("**/run.json"))]
 
 
-def recorded() -> pd.DataFrame:
-    """The runs that ship, a row each: name, toggles, device, step_ms_p50, where it was measured, captures."""
+RECORDED_COLUMNS = (
+    "name", "preset", "alloc", "ep_size", "tp_size", "batch_size", "block_size", "host_work_us", "use_graph", "device",
+    "step_ms_p50", "num_traces", "source", "label",
+)  # fmt: skip
+
+
+def recorded(**toggles: Any) -> pd.DataFrame:
+    """The runs that ship, a row each: name, toggles, device, step_ms_p50, captures, where it was measured.
+
+    ``toggles`` keep the rows that have these values: ``lab.recorded(tp_size=2, alloc="blocking")``. A/A pairs are left out;
+    `load_runs` finds them beside the others. Raises `LabError` for an unknown toggle.
+    """
     rows = []
     for name in recorded_names():
         run = load_run(name)
-        e, p = run.config.engine, run.config.parallel
-        rows.append(
-            {
-                "name": name,
-                "alloc": e.alloc,
-                "ep_size": p.ep_size,
-                "tp_size": p.tp_size,
-                "batch_size": e.batch_size,
-                "block_size": run.config.model.drafter.block_size,
-                "use_graph": e.use_graph,
-                "device": run.device_name,
-                "step_ms_p50": run.step_ms_p50,
-                "num_traces": len(run.trace_paths),
-                "source": run.shown_source,
-                "label": run.label,
-            }
-        )
-    columns = ["name", "alloc", "ep_size", "tp_size", "batch_size", "block_size", "use_graph", "device", "step_ms_p50",
-               "num_traces", "source", "label"]  # fmt: skip
-    return pd.DataFrame(rows, columns=columns)
+        if run.role == "arm" and all(run.config.toggle(k) == v for k, v in toggles.items()):
+            rows.append(_recorded_row(run))
+    return pd.DataFrame(rows, columns=list(RECORDED_COLUMNS))
+
+
+def recorded_runs(**toggles: Any) -> list[Run]:
+    """The runs behind `recorded`, and their A/A pairs, ready for `compare`."""
+    runs = (load_run(name) for name in recorded_names())
+    return [r for r in runs if all(r.config.toggle(k) == v for k, v in toggles.items())]
+
+
+def _recorded_row(run: Run) -> dict[str, Any]:
+    flat = run.config.to_dict()
+    return {c: flat[c] for c in RECORDED_COLUMNS if c in flat} | {
+        "name": run.name,
+        "device": run.device_name,
+        "step_ms_p50": run.step_ms_p50,
+        "num_traces": len(run.trace_paths),
+        "source": run.shown_source,
+        "label": run.label,
+    }

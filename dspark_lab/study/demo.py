@@ -13,7 +13,7 @@ from dspark_lab.config import preset
 from dspark_lab.export.tensorboard import to_tensorboard
 from dspark_lab.runs.runner import sweep
 from dspark_lab.runs.spec import Progress
-from dspark_lab.runs.store import load_run, recorded_names
+from dspark_lab.runs.store import recorded_runs
 
 ARMS = ["none", "blocking", "non_blocking", "on_demand"]
 """Before the regression, sglang #33465, #34782 alone, #34759."""
@@ -30,9 +30,16 @@ class Demo:
 def demo(*, logdir: Path | str = "tb", on_progress: Callable[[Progress], None] | None = None) -> Demo:
     """Compares `ARMS` on this machine and as recorded, and writes all of it below ``logdir``."""
     live = sweep(preset("tiny"), alloc=ARMS, num_steps=32, repeats=3, profile_steps=4, on_progress=on_progress)
-    shipped = [load_run(name) for name in recorded_names()]
+    shipped = [*recorded_runs(preset="seed"), *recorded_runs(preset="small", batch_size=1, ep_size=1, host_work_us=0.0)]
+    shipped = [
+        r
+        for r in shipped
+        if r.config.engine.use_graph and r.config.engine.alloc in ARMS and not r.name.startswith("h200")
+    ]
     tables = {
         "This machine, live (tiny, a synthetic pair)": compare(live),
-        "Recorded on H200s (unprofiled medians; CUDA graphs, run-ahead)": compare(shipped),
+        "Recorded on H200s, unprofiled (the seed's cell at TP2, and small on one and two GPUs; CUDA graphs, run-ahead)": compare(
+            shipped
+        ),
     }
     return Demo(tables=tables, logdir=to_tensorboard([*live, *shipped], logdir=logdir))

@@ -20,7 +20,8 @@ from dspark_lab.runs.spec import Progress
 
 ALWAYS = ("none", "blocking", "non_blocking", "pinned:always", "persistent:always")
 ON_DEMAND = ("on_demand", "pinned", "persistent")
-HOST_WORK_US = (0.0, 200.0, 400.0, 600.0, 800.0, 1000.0)
+HOST_WORK_US = (200.0, 400.0, 600.0, 800.0, 1000.0)
+"""Beside 0, which is the sheet ``small``."""
 GRAPH: dict[str, Any] = {"use_graph": True, "overlap": True, "device": "cuda"}
 
 
@@ -137,7 +138,7 @@ def record(
             out=work,
         )
         for run in job.wait(on_progress=on_progress):
-            _keep(run, sheet, folder / f"{name}-{run.name}")
+            _keep(run, sheet, folder / recorded_name(name, run))
         shutil.rmtree(work)
     if not folder.is_dir():
         raise LabError(f"part {part!r} recorded nothing.")
@@ -145,6 +146,11 @@ def record(
     with tarfile.open(archive, "w") as tar:
         tar.add(folder, arcname="recorded")
     return archive
+
+
+def recorded_name(sheet: str, run: Run) -> str:
+    """``tp2-ep1-tp2-bs1-none``: the sheet, then the arm without its preset."""
+    return f"{sheet}-{run.name.removeprefix(run.config.preset + '-')}"
 
 
 def _keep(run: Run, sheet: Sheet, folder: Path) -> None:

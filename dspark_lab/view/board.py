@@ -123,7 +123,7 @@ class Board:
         for names in LIVE_ROWS:
             parts += self._row(*names)
         layout = W.Layout(
-            width="232px", min_width="232px", padding="0 4px 0 0", overflow="hidden auto", max_height="640px"
+            width="238px", min_width="238px", padding="0 4px 0 0", overflow="hidden auto", max_height="640px"
         )
         box = W.VBox(parts, layout=layout)
         box.add_class("dspark-board")

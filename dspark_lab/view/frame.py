@@ -17,12 +17,13 @@ STYLE = """<style>
 .dspark-bar > * { flex-shrink: 0; }
 .dspark-panel .widget-dropdown select { font-size: 12px; }
 .dspark-panel .jupyter-widget-tab > .widget-tab-contents { padding: 4px; overflow: hidden; }
-.dspark-panel .lm-TabBar-tab { min-width: 0; flex: 1 1 auto; padding: 0 8px; }
+.dspark-panel .jupyter-widget-tab > .lm-TabBar .lm-TabBar-tab { min-width: 0; flex: 1 1 auto; padding: 0 8px; }
 .dspark-panel .widget-tab-contents .widget-vbox, .dspark-panel .widget-tab-contents .widget-html { overflow-x: hidden; margin: 0; }
 .dspark-board select:disabled, .dspark-board input:disabled { opacity: .55; }
 .dspark-board .widget-vbox, .dspark-board .widget-hbox, .dspark-board .widget-html, .dspark-board .widget-checkbox { flex-shrink: 0; }
 .dspark-board > * { flex-shrink: 0; }
 .dspark-board .widget-html-content, .dspark-board .widget-html { line-height: 1.25; height: auto; min-height: 0; }
+.dspark-board .widget-text input[type=number] { height: 25px; }
 .dspark-board, .dspark-scroll { scrollbar-width: thin; }
 .dspark-board::-webkit-scrollbar, .dspark-scroll::-webkit-scrollbar { width: 8px; height: 8px; }
 .dspark-board::-webkit-scrollbar-thumb, .dspark-scroll::-webkit-scrollbar-thumb { background: #9CA3AF; border-radius: 4px; }

@@ -105,7 +105,7 @@ def message(title: str, text: str, *, height: int = 240) -> go.Figure:
     )
     figure.update_layout(margin={"l": 20, "r": 20, "t": 62, "b": 20})
     figure.update_xaxes(visible=False)
-    figure.update_yaxes(visible=False)
+    figure.update_yaxes(visible=False, automargin=False)
     return figure
 
 

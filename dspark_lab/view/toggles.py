@@ -104,7 +104,7 @@ class Switch(Toggle):
         super().__init__(name, label, W.Checkbox(value=value, description=label, indent=False), tip=tip)
 
     def _laid_out(self) -> Any:
-        self.control.layout.height, self.control.layout.margin = "22px", "0 8px 0 0"
+        self.control.layout = W.Layout(height="22px", margin="0 8px 0 0", width="auto", min_width=CELL)
         return self.control
 
     def offer(self, choices: Sequence[Choice], value: bool, *, why: str = "") -> None:

@@ -37,12 +37,48 @@ def importer() -> SimpleNamespace:
     return SimpleNamespace(**runpy.run_path(str(data_dir() / "recorded" / "import_captures.py"), run_name="importer"))
 
 
-def test_five_runs_ship():
+def test_the_imported_captures_ship():
     table = lab.recorded()
-    assert dict(zip(table["name"], table["step_ms_p50"], strict=True)) == STEP_MS
+    imported = table[table["name"].isin(STEP_MS)]
+    assert dict(zip(imported["name"], imported["step_ms_p50"], strict=True)) == STEP_MS
     assert set(table["source"]) == {"recorded"}
     assert set(table["device"]) == {"NVIDIA H200"}
-    assert all("unprofiled" in label and "2026-11-29" in label for label in table["label"])
+    assert all("unprofiled" in label and "2026-11-29" in label for label in imported["label"])
+
+
+def test_recordings_of_this_engine_are_complete_and_agree():
+    runs = [r for r in lab.recorded_runs() if r.name not in STEP_MS]
+    assert len(runs) > 60
+    assert {r.status for r in runs} == {"complete"}
+    outputs: dict[tuple, set[str]] = {}
+    for run in runs:
+        e, p = run.config.engine, run.config.parallel
+        assert len(run.step_us()) > 0
+        assert not run.config.engine.mask_padding or run.acceptance is not None
+        cell = (run.config.preset, p.ep_size, p.tp_size, e.batch_size, e.use_graph, run.steps["step"].max())
+        outputs.setdefault(cell, set()).add(run.outputs["digest"])
+    assert all(len(digests) == 1 for digests in outputs.values()), "strategies never change a token"
+    assert sum(bool(r.trace_paths) for r in runs) <= 24
+
+
+def test_recordings_can_be_asked_for_by_toggle():
+    assert set(lab.recorded(tp_size=2)["tp_size"]) == {2}
+    assert set(lab.recorded(preset="seed", alloc="blocking")["name"]) == {"seed-ep1-tp2-bs1-blocking"}
+    with pytest.raises(lab.LabError, match="Did you mean 'tp_size'"):
+        lab.recorded(tp_sise=2)
+    assert list(lab.recorded(tp_size=64).columns) == list(lab.recorded().columns)
+
+
+def test_the_seeds_story_is_in_the_recordings():
+    table = lab.compare(lab.recorded_runs(preset="seed")).set_index("alloc")
+    assert table["verdict"].to_dict() == {
+        "none": "baseline",
+        "blocking": "slower",
+        "non_blocking": "tie",
+        "on_demand": "tie",
+    }
+    low, high = table.loc["blocking", "delta_pct_ci95"]
+    assert 1.0 < low < table.loc["blocking", "delta_pct"] < high < 6.0
 
 
 @pytest.mark.parametrize("name", STEP_MS)

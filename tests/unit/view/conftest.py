@@ -48,11 +48,19 @@ def capture(folder: Path, *, blocking: bool = False, steps: int = 6, kernels: in
     return path
 
 
-def measured(alloc: str, *, ms: float = 3.0, traces: tuple[Path, ...] = (), device: str = "cuda", **more: Any) -> Run:
+def measured(
+    alloc: str,
+    *,
+    ms: float = 3.0,
+    traces: tuple[Path, ...] = (),
+    device: str = "cuda",
+    num_processes: int = 3,
+    **more: Any,
+) -> Run:
     rows = [
-        {"process": p, "repeat": r, "step": s, "rank": 0, "profiled": False, "step_us": ms * 1e3 + (s % 5) + p, "host_us": 100.0,
+        {"process": p, "repeat": r, "step": s, "rank": 0, "profiled": False, "step_us": ms * 1e3 + (s % 5) + (p % 2), "host_us": 100.0,
          "num_requests": 4, "num_committed": 12}
-        for p in range(2) for r in range(2) for s in range(12)
+        for p in range(num_processes) for r in range(2) for s in range(12)
     ]  # fmt: skip
     settings: dict[str, Any] = {
         "name": f"tiny-{alloc}", "config": preset("tiny", alloc=alloc), "source": "measured", "steps": pd.DataFrame(rows),

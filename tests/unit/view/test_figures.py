@@ -90,7 +90,7 @@ def test_strip_aligns_flags_and_measures(traces: dict[str, Any]) -> None:
 
 def test_strip_of_runs_and_what_is_missing(runs: list[Any]) -> None:
     figure = figures.step_strip([*runs, measured("pinned")])
-    assert "no step of: pinned" in figure.layout.title.text
+    assert "no capture of: pinned" in figure.layout.title.text
     assert figures.step_strip([measured("pinned")]).layout.annotations[0].text
     assert figures.step_strip({}).layout.annotations[0].text
     assert "99" in figures.step_strip(runs, step=99).layout.annotations[0].text

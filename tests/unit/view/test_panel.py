@@ -72,7 +72,7 @@ def test_a_toggle_changes_the_picture_at_once(recorded_panel: Panel) -> None:
 
 def test_what_has_no_recording_is_disabled_and_says_why(recorded_panel: Panel) -> None:
     t = recorded_panel.toggles
-    assert "no recording at EP 2, 3, 4, 8: there is EP 1" in t["ep_size"].reason
+    assert "no recording at EP 2, 3, 4, 8: only EP 1" in t["ep_size"].reason
     assert t["ep_size"].control.disabled
     assert t["ep_size"].control.tooltip == t["ep_size"].reason
     assert t["alloc"].boxes["pinned"].disabled
@@ -87,8 +87,8 @@ def test_rules_of_the_config_disable_and_say_why() -> None:
     p = live_panel([])
     t = p.toggles
     assert "EP 3 does not divide" in t["ep_size"].reason
-    assert "graph_slot needs graphs" in t["alloc"].reason
-    assert "threshold is read with verify" in t["confidence_threshold"].reason
+    assert "graph_slot needs CUDA graphs" in t["alloc"].reason
+    assert "read with verify threshold only" in t["confidence_threshold"].reason
     t["ep_size"].value = 2
     assert t["alloc"].boxes["none"].disabled
     assert "none" not in t["alloc"].value
@@ -139,7 +139,7 @@ def test_stop_keeps_what_was_measured(runs: list[Any]) -> None:
     p = live_panel([FakeJob(stopped, looks=10**9)], alloc=["none", "blocking"])
     p.run()
     time.sleep(0.3)
-    assert "blocking, process 1, repeat 1, step" in p.frame.status.value
+    assert "blocking, block 1/9, step" in p.frame.status.value
     with pytest.raises(LabError, match="runs already"):
         p.run()
     p.stop()
@@ -263,3 +263,66 @@ def test_a_saved_notebook_still_shows_the_finding(recorded_panel: Panel) -> None
     assert "application/vnd.jupyter.widget-view+json" in bundle
     assert "slower" in bundle["text/html"]
     assert "<table" in bundle["text/html"]
+
+
+def test_a_broken_watch_gives_run_and_stop_back_and_ends_the_job() -> None:
+    class Broken(FakeJob):
+        def poll(self) -> Any:
+            raise OSError("progress.jsonl is gone")
+
+    p = live_panel([job := Broken([])], alloc=["none"], strict=False)
+    p.run()
+    p.wait(5)
+    assert not p.frame.run.disabled
+    assert p.frame.stop.disabled
+    assert "lost sight" in p.frame.status.value
+    assert job.stopped
+    p.start_job = lambda cfg, **o: FakeJob([measured("none")])
+    p.run()
+    p.wait(5)
+    assert len(p.runs) == 1
+
+
+def test_the_floor_is_an_arm_more_of_a_live_run() -> None:
+    arms = {"blocking": 3.0, "none": 3.3}
+    made = [
+        measured(a, ms=ms, name=a, config=preset("tiny", alloc=a, ep_size=2, mask_padding=a != "none")) for a, ms in arms.items()
+    ]  # fmt: skip
+    jobs: list[Any] = [FakeJob(made)]
+    p = live_panel(jobs, alloc=["blocking"], batch_size=1, ep_size=2)
+    assert not p.toggles["floor"].control.disabled
+    p.toggles["floor"].value = True
+    p.run()
+    p.wait(5)
+    assert jobs[1][1]["floor"] is True
+    assert "floor=True" in p.code
+    assert {r.name for r in p.runs} == {"blocking", "none"}
+    assert "none (mask off)" in p.sentence
+    p.toggles["floor"].value = False
+    assert [r.name for r in p.runs] == ["blocking"]
+    p.toggles["ep_size"].value = 1
+    assert p.toggles["floor"].control.disabled
+    assert "at EP 1" in p.toggles["floor"].reason
+
+
+def test_too_few_blocks_are_no_interval() -> None:
+    few = [measured(a, ms=ms, name=a, num_processes=2) for a, ms in (("none", 3.0), ("blocking", 3.3))]
+    p = live_panel([FakeJob(few)], alloc=["none", "blocking"], processes=2)
+    assert "too few blocks for an interval" in p.sentence
+    p.run()
+    p.wait(5)
+    assert "too few blocks for an interval" in p.sentence
+    assert "slower" not in p.sentence
+    assert "[" not in p.sentence
+
+
+def test_what_runs_live_and_why_not() -> None:
+    p = live_panel([])
+    t = p.toggles
+    assert [v for _, v in t["tp_size"].control.options] == [1, 2]
+    assert "TP 4 does not divide" in t["tp_size"].reason
+    t["tp_size"].value, t["overlap"].value, t["host_work_us"].value = 2, True, 200
+    assert (p.config.parallel.tp_size, p.config.engine.overlap, p.config.engine.host_work_us) == (2, True, 200)
+    t["device"].value = "cpu"
+    assert t["use_graph"].control.disabled
+    assert "CUDA graphs need" in t["use_graph"].reason

@@ -9,6 +9,7 @@ from typing import Any
 import pandas as pd
 
 from dspark_lab.analysis.intervals import Interval, paired_delta, step_interval
+from dspark_lab.config import ALLOCS
 from dspark_lab.errors import LabError, unknown
 from dspark_lab.runs.plan import is_floor, path_key, pick_baseline
 from dspark_lab.runs.record import Run
@@ -37,11 +38,17 @@ def compare(runs: Sequence[Run], *, by: str = "alloc", baseline: Any = None) -> 
         base = _baseline(members, by, baseline)
         pairs = [r for r in runs if r.role == "aa" and r.config == base.config]
         floor = _floor(base, pairs)
-        rows += [_row(run, base, floor, by) for run in members]
+        ordered = sorted(members, key=lambda r: (r is not base, _rank(r.config.toggle(by))))
+        rows += [_row(run, base, floor, by) for run in ordered]
     table = pd.DataFrame(rows, columns=[by, *(c for c in COLUMNS if c != by)])
     table["same_path_as"] = table["same_path_as"].astype(object).where(table["same_path_as"].notna(), None)
     table.attrs["by"] = by
     return table
+
+
+def _rank(value: Any) -> int:
+    """Allocation strategies in the order of their history; other values as they came."""
+    return list(ALLOCS).index(value) if value in ALLOCS else len(ALLOCS)
 
 
 def _comparable(arms: list[Run], by: str) -> list[list[Run]]:

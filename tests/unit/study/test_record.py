@@ -45,14 +45,14 @@ def test_a_sheet_leaves_runs_captures_and_an_archive(tmp_path, monkeypatch) -> N
     assert sum(n.endswith(".pt.trace.json.gz") for n in names) == 1
     runs = {p.name: read_run(p) for p in (tmp_path / "recorded").iterdir()}
     assert set(runs) == {
-        "cpu-tiny-ep1-bs1-none",
-        "cpu-tiny-ep1-bs1-none.aa",
-        "cpu-tiny-ep1-bs1-blocking",
-        "cpu-tiny-ep1-bs1-on_demand",
+        "cpu-ep1-bs1-none",
+        "cpu-ep1-bs1-none.aa",
+        "cpu-ep1-bs1-blocking",
+        "cpu-ep1-bs1-on_demand",
     }
-    none = runs["cpu-tiny-ep1-bs1-none"]
+    none = runs["cpu-ep1-bs1-none"]
     assert set(none.steps["process"]) == {0, 1}
-    assert runs["cpu-tiny-ep1-bs1-on_demand"].same_path_as == "none"
+    assert runs["cpu-ep1-bs1-on_demand"].same_path_as == "none"
     hit = none.ep[0]["target"]["experts_hit"]
     assert all(1 <= h <= 8 for h in hit)
     assert {p.name for p in tmp_path.iterdir()} == {"recorded", "recorded-one.tar"}

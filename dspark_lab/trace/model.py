@@ -187,6 +187,11 @@ class Trace:
         }
         return pd.DataFrame(data | {c: rows[c].to_numpy() for c in ("pid", "tid", *more)})
 
+    @property
+    def linked(self) -> Linked:
+        """Calls and device events in integer nanoseconds, joined by correlation; what ``dspark_lab.analysis`` works on. Not to be changed."""
+        return self._linked
+
     @cached_property
     def _linked(self) -> Linked:
         return link(self.events, self.step_windows)
@@ -194,6 +199,11 @@ class Trace:
     @cached_property
     def _sound_ends(self) -> np.ndarray:
         return sound_ends(self._linked.device)
+
+    @property
+    def sound_ends_ns(self) -> np.ndarray:
+        """End of each row of ``linked.device``, one that swallows the next of its stream cut there. Not to be changed."""
+        return self._sound_ends
 
     def device_span_us(self) -> float:
         """From the first to the last device event that belongs to a step, µs; NaN without any."""

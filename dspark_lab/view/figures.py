@@ -16,11 +16,12 @@ import plotly.graph_objects as go
 from dspark_lab.runs.record import Run
 from dspark_lab.view.rows import TOO_FEW, arm_of, by_arm, is_few
 from dspark_lab.view.strip import step_strip
+from dspark_lab.view.sweeps import host_work, launch_lead
 from dspark_lab.view.theme import COLOURS, FAINT, INK, joined, message, signed, stroke, titled
 from dspark_lab.view.timeline import timeline
 from dspark_lab.view.waits import waits
 
-__all__ = ["acceptance", "comparison", "latency", "step_strip", "timeline", "waits"]
+__all__ = ["acceptance", "comparison", "host_work", "latency", "launch_lead", "step_strip", "timeline", "waits"]
 
 MAX_POINTS = 1500
 """Points drawn of one run; more are thinned evenly, and the figure says so."""

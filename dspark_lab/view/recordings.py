@@ -1,0 +1,100 @@
+"""The recordings that ship, as the panel asks for them: a row a run, read without its steps, so that many open fast."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from dspark_lab.config import LabConfig
+from dspark_lab.errors import LabError
+from dspark_lab.runs import store
+from dspark_lab.runs.plan import is_floor
+
+FACETS = ("preset", "tp_size", "ep_size", "batch_size", "host_work_us", "use_graph", "mask_padding", "block_size")
+"""What tells recordings apart, besides `alloc`; the one a person turns wins over the rest."""
+COLUMNS = ("name", "alloc", "role", "floor", *FACETS, "set", "device", "timed", "recorded_at")
+_TAIL = re.compile(r"(.+?)-ep\d+(?:-tp\d+)?-bs\d+")
+_FREE = ("alloc", "mask_padding", "max_new_tokens")
+"""Toggles in which the arms of one set may differ."""
+
+
+def recordings() -> pd.DataFrame:
+    """A row a run that ships. ``set``: which of them were measured beside each other; ``floor``: the mask-off arm at EP > 1;
+    ``timed``: with step tables of its own, not only a quoted median. Raises `LabError` for a run that cannot be read."""
+    rows = [_row(name) for name in store.recorded_names()]
+    table = pd.DataFrame(rows, columns=[*COLUMNS, "key"])
+    if len(table):
+        number = table.groupby(["set", *FACETS])["key"].transform(lambda keys: pd.factorize(keys)[0])
+        table["set"] = [s if n == 0 else f"{s} {n + 1}" for s, n in zip(table["set"], number, strict=True)]
+    return table.drop(columns="key")
+
+
+def _row(name: str) -> dict[str, Any]:
+    path = store.data_dir() / "recorded" / name / "run.json"
+    try:
+        d = json.loads(Path(path).read_text())
+        cfg = LabConfig.from_dict(d["config"])
+        environment, role = d["environment"], d["role"]
+    except (OSError, ValueError, KeyError) as e:
+        raise LabError(f"{path} cannot be read as a run: {e}") from None
+    flat = cfg.to_dict()
+    floor = is_floor(cfg) and cfg.parallel.ep_size > 1
+    return {
+        "name": name,
+        "alloc": cfg.engine.alloc,
+        "role": role,
+        "floor": floor,
+        **{f: flat[f] for f in FACETS},
+        "mask_padding": cfg.engine.mask_padding or floor,
+        "set": _set(name, cfg),
+        "device": str(environment.get("device_name", "")),
+        "timed": not d.get("quoted"),
+        "recorded_at": str(environment.get("recorded_at", "")),
+        "key": json.dumps({k: v for k, v in flat.items() if k not in _FREE}) + str(environment.get("device_name")),
+    }
+
+
+def _set(name: str, cfg: LabConfig) -> str:
+    """``small-hostwork-ep1-bs1-hw600-none.aa`` as ``small-hostwork``; of a name without such a tail, all but the strategy."""
+    found = _TAIL.match(name)
+    if found:
+        return found[1].removesuffix(f"-{cfg.preset}") or found[1]
+    return name.removesuffix(".aa").removesuffix(f"-{cfg.engine.alloc.replace(':', '-')}")
+
+
+def matching(table: pd.DataFrame, at: dict[str, Any]) -> pd.DataFrame:
+    """Rows of the recordings with these values."""
+    for name, value in at.items():
+        table = table[table[name] == value]
+    return table
+
+
+def sets_at(table: pd.DataFrame, at: dict[str, Any]) -> list[str]:
+    """Names of the sets at these facets: with step tables first, then the one with more strategies, then the later."""
+    rows = matching(table, at)
+    rows = rows[rows["role"] == "arm"]
+    by = rows.groupby("set", sort=True).agg(timed=("timed", "all"), arms=("name", "size"), when=("recorded_at", "max"))
+    return list(by.sort_values(["timed", "arms", "when"], ascending=False, kind="stable").index)
+
+
+def snapped(table: pd.DataFrame, at: dict[str, Any], turned: str | None) -> dict[str, Any]:
+    """The facets of the recording nearest to ``at`` that has the value just ``turned``; what was asked for comes first."""
+    order = [f for f in FACETS if f == turned] + [f for f in FACETS if f != turned]
+    found: dict[str, Any] = {}
+    rows = table[table["role"] == "arm"]
+    for name in order:
+        hit = rows[rows[name] == at.get(name)]
+        rows = hit if len(hit) else rows[rows[name] == rows[name].iloc[0]]
+        value = rows[name].iloc[0]
+        found[name] = value.item() if hasattr(value, "item") else value
+    return {f: found[f] for f in FACETS}
+
+
+def chosen(table: pd.DataFrame, at: dict[str, Any], arms: list[str], *, floor: bool) -> pd.DataFrame:
+    """Rows of the ``arms`` at these facets and set, the floor where asked for, and what was measured a second time of them."""
+    rows = matching(table, at)
+    return rows[(rows["alloc"].isin(arms) & ~rows["floor"]) | (rows["floor"] & floor)]

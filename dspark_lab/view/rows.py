@@ -24,7 +24,7 @@ def arm_of(run: Run) -> str:
 
 
 def by_arm(table: pd.DataFrame) -> list[dict[str, Any]]:
-    """Rows of `lab.compare` with each arm called as in pictures, intervals of fewer than `FEW` replicates left out."""
+    """Rows of `lab.compare` with each arm called as in pictures, intervals of fewer than `FEW` replicates left out where they tell nothing."""
     if table is None or not len(table):
         return []
     by, rows = str(table.columns[0]), records(table)
@@ -36,8 +36,8 @@ def by_arm(table: pd.DataFrame) -> list[dict[str, Any]]:
 
 
 def is_few(row: dict[str, Any]) -> bool:
-    """Whether a row of `lab.compare` has steps, but too few blocks or processes for an interval."""
-    return 0 < int(row.get("num_blocks") or 0) < FEW
+    """Whether a row of `lab.compare` has steps, but too few blocks or processes for an interval; a verdict needs none better."""
+    return 0 < int(row.get("num_blocks") or 0) < FEW and row.get("verdict") not in ("slower", "faster")
 
 
 def _called(alloc: Any, mask: Any) -> str:

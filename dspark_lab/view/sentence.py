@@ -49,8 +49,8 @@ def finding(table: pd.DataFrame, *, leads_ms: dict[str, float] | None = None, on
     by = str(table.columns[0])
     base = next((r for r in timed if r.get("verdict") == "baseline"), timed[0])
     rivals = [r for r in timed if r is not base and not _text(r.get("same_path_as")) and _number(r.get("delta_pct"))]
-    few = any(is_few(r) for r in timed)
-    moved = [r for r in rivals if r.get("verdict") in ("slower", "faster") and not is_few(r)]
+    few = any(is_few(r) for r in rivals or timed)
+    moved = [r for r in rivals if r.get("verdict") in ("slower", "faster")]
     headline = _headline(by, base, rivals, moved)
     top = max(moved, key=lambda r: abs(r["delta_pct"])) if moved else None
     others = [_text_of(top.get("reason"))] if top else []
@@ -75,7 +75,7 @@ def _headline(by: str, base: dict[str, Any], rivals: list[dict[str, Any]], moved
     if not moved:
         word = (
             "strategies tie"
-            if all(r.get("verdict") == "tie" for r in rivals)
+            if all(r.get("verdict") == "tie" and (r.get("device") == "cpu" or not is_few(r)) for r in rivals)
             else "no strategy is told apart from the baseline"
         )
         return f"{word[0].upper()}{word[1:]}: step {base['step_ms_p50']:.3f} ms{_between(base)} with {base[by]}."

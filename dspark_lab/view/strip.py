@@ -17,7 +17,7 @@ from dspark_lab.view.source import one_capture, one_rank, open_cached, trace_lab
 from dspark_lab.view.theme import COLOURS, FAINT, INK, TOP, fill, joined, message, signed, titled
 
 ROW = 1.0
-HOST_AT, DEVICE_AT, PITCH = 0.0, 0.76, 2.3
+HOST_AT, DEVICE_AT, PITCH = 0.0, 0.76, 2.5
 """Heights of the two lanes of an arm, and from arm to arm."""
 LANE = 0.62
 MIN_GAP_US = 20.0
@@ -152,7 +152,7 @@ def _drawn(arms: list[_Arm], labels: list[str], notes: list[str], title: str) ->
     figure.update_layout(barmode="overlay", bargap=0, margin={"l": 186, "t": TOP, "b": 96})
     if where == "host" and title == TITLE:
         title = TITLE_CPU
-    return titled(figure, title, " · ".join([joined(labels), *notes]), height=int(148 + 94 * len(arms)))
+    return titled(figure, title, " · ".join([joined(labels), *notes]), height=int(146 + 98 * len(arms)))
 
 
 def _range(arms: list[_Arm]) -> tuple[float, float]:
@@ -249,6 +249,12 @@ def site(wait: dict[str, Any]) -> str:
     )
 
 
+def _brief(where: str) -> str:
+    """A chain of ops by its ends, so that it fits over a lane; the whole of it stands in the hover text."""
+    chain = where.split(" > ")
+    return where if len(chain) < 3 else f"{chain[0]} > … > {chain[-1]}"
+
+
 def _marks(figure: go.Figure, arm: _Arm, top: float, lo: float, hi: float) -> None:
     """The end of the period, the flag of the longest wait, the line from launch to start."""
     end = arm.ms(arm.end_ns)
@@ -265,7 +271,7 @@ def _marks(figure: go.Figure, arm: _Arm, top: float, lo: float, hi: float) -> No
         w = mine.loc[mine["dur_us"].idxmax()].to_dict()
         x = max(min(arm.ms(w["ts_ns"]) + w["dur_us"] / 2e3, hi), lo)
         figure.add_annotation(
-            x=x, y=top - LANE / 2, text=f"<b>⚑ {w['name']}</b> {w['dur_us'] / 1e3:.2f} ms · {site(w)}", showarrow=True, arrowhead=0,
+            x=x, y=top - LANE / 2, text=f"<b>⚑ {w['name']}</b> {w['dur_us'] / 1e3:.2f} ms · {_brief(site(w))}", showarrow=True, arrowhead=0,
             ax=0, ay=-13, arrowcolor=COLOURS["wait"], font={"color": "#B34700", "size": 11.5}, bgcolor="rgba(255,255,255,0.85)",
         )  # fmt: skip
     first = arm.spans[(arm.spans["step"] == arm.step["step"]) & (arm.spans["device_start_ns"] > 0)].head(1)

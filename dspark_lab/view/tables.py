@@ -49,7 +49,7 @@ def summary_html(summary: dict[str, Any]) -> str:
         return "".join(f"<b>rank {rank}</b>{summary_html(one)}" for rank, one in summary["ranks"].items())
     s = summary
     waits = s.get("host_wait_us_p50") or {}
-    head = ["steps", "p50, µs: step", "launch lead", "blocked in sync", "event wait", "blocking copy", "kernels"]
+    head = ["steps", "p50, µs: step", "launch lead", "in sync", "event wait", "blocking copy", "kernels"]
     row = [s.get("num_steps"), _num(s.get("step_us_p50"), 0), _signed(s.get("launch_lead_us_p50")), _num(waits.get("sync"), 0),
            _num(waits.get("event_wait"), 0), _num(waits.get("blocking_copy"), 0), _num(s.get("kernels_per_step"), 0)]  # fmt: skip
     out = _html(head, [row])
@@ -88,7 +88,7 @@ def _html(head: list[str], rows: list[list[Any]]) -> str:
     """A table whose last column wraps; it scrolls sideways where it is still too wide."""
 
     def line(tag: str, cells: list[Any]) -> str:
-        looks = [CELL] * (len(cells) - 1) + [LAST]
+        looks = [CELL] * (len(cells) - 1) + [LAST if tag == "td" else CELL]
         weight = ";font-weight:600" if tag == "th" else ""
         return "".join(
             f'<{tag} style="{look}{weight}">{html.escape(str(c))}</{tag}>' for c, look in zip(cells, looks, strict=True)

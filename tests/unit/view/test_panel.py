@@ -306,14 +306,20 @@ def test_the_floor_is_an_arm_more_of_a_live_run() -> None:
 
 
 def test_too_few_blocks_are_no_interval() -> None:
-    few = [measured(a, ms=ms, name=a, num_processes=2) for a, ms in (("none", 3.0), ("blocking", 3.3))]
+    few = [measured(a, ms=ms, name=a, num_processes=2) for a, ms in (("none", 3.0), ("blocking", 3.0))]
     p = live_panel([FakeJob(few)], alloc=["none", "blocking"], processes=2)
     assert "too few blocks for an interval" in p.sentence
     p.run()
     p.wait(5)
     assert "too few blocks for an interval" in p.sentence
-    assert "slower" not in p.sentence
+    assert "No strategy is told apart" in p.sentence
     assert "[" not in p.sentence
+    sure = [measured(a, ms=ms, name=f"sure-{a}", num_processes=2) for a, ms in (("none", 3.0), ("blocking", 3.3))]
+    p.start_job = lambda cfg, **o: FakeJob(sure)
+    p.run()
+    p.wait(5)
+    assert "slower than none" in p.sentence  # of two, an interval is wide: one that still excludes zero counts
+    assert "too few" not in p.sentence
 
 
 def test_what_runs_live_and_why_not() -> None:

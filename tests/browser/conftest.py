@@ -80,7 +80,9 @@ def asked_outside() -> list[str]:
 def page(chromium: str, asked_outside: list[str]) -> Iterator[Page]:
     """A page of 1280 × 800 that gets nothing from outside this machine."""
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=chromium, args=FLAGS)
+        browser = playwright.chromium.launch(
+            executable_path=chromium, args=FLAGS, ignore_default_args=["--hide-scrollbars"]
+        )
         page = browser.new_page(viewport={"width": 1280, "height": 800})
         for event in ("request", "websocket"):
             page.on(event, lambda asked: None if _HERE.match(asked.url) else asked_outside.append(asked.url))

@@ -32,8 +32,8 @@ class Panel:
         return self.box.locator(".widget-checkbox", has=self.page.get_by_text(name, exact=True)).locator("input")
 
     def select(self, label: str) -> Locator:
-        rows = self.box.locator(".dspark-board .widget-hbox", has=self.page.get_by_text(label, exact=True))
-        return rows.locator("select")
+        cells = self.box.locator(".dspark-row > .widget-vbox", has=self.page.get_by_text(label, exact=True))
+        return cells.locator("select")
 
     def tab(self, name: str) -> None:
         self.box.locator(".lm-TabBar-tab", has_text=name).click()
@@ -64,16 +64,31 @@ def test_quickstart(jupyter: str, page: Page, asked_outside: list[str], shots: P
     panel = Panel(page)
 
     # the recording, at once
-    expect(panel.sentence).to_contain_text("blocking: step 3.357 ms", timeout=20_000)
-    expect(panel.sentence).to_contain_text("+2.2 %")
-    expect(panel.sentence).to_contain_text("slower than none (3.285 ms)")
-    expect(panel.sentence).to_contain_text("recorded 2026-11-29 on NVIDIA H200, unprofiled")
+    expect(panel.sentence).to_contain_text("blocking: step 1.8", timeout=20_000)
+    expect(panel.sentence).to_contain_text("slower than none (1.7")
+    expect(panel.sentence).to_contain_text("interval over 3 processes")
+    expect(panel.sentence).to_contain_text("on NVIDIA H200, unprofiled")
     wait_for_cells(page)
     show(panel)
     panel.drawn()
     expect(panel.plot).to_contain_text("cudaStreamSynchronize")
     panel.shot(shots / "1_recorded.png")
     expect(panel.button("Run ▸")).to_be_disabled()
+    for name in ("Latency", "Compare", "Waits"):
+        panel.tab(name)
+        panel.drawn()
+        panel.shot(shots / f"1_recorded_{name.lower()}.png")
+    panel.tab("Timeline")
+    panel.drawn()
+    panel.select("Recording").select_option("h200-moe")  # the engine's own recordings beside the captures of before
+    expect(panel.sentence).to_contain_text("blocking: step 3.357")
+    panel.select("Recording").select_option("small")
+    panel.select("Batch size").select_option("8")
+    expect(panel.plot).to_contain_text("No capture ships")
+    panel.shot(shots / "1_recorded_no_capture.png")
+    panel.select("Batch size").select_option("1")
+    expect(panel.sentence).to_contain_text("blocking: step 1.8")
+    panel.drawn()
     page.keyboard.press("Control+b")  # the file list folds away, and the picture follows the width
     page.wait_for_timeout(1000)
     show(panel)
@@ -82,15 +97,16 @@ def test_quickstart(jupyter: str, page: Page, asked_outside: list[str], shots: P
 
     # measured here, two processes
     panel.button("This machine").click()
+    show(panel)
+    panel.shot(shots / "2_live.png")
     panel.select("EP size").select_option("2")
     expect(panel.arm("none")).to_be_disabled()  # the mask would be without its scalar
     panel.arm("non_blocking").uncheck()
     panel.arm("persistent").check()
     panel.select("Steps").select_option("16")
-    panel.select("Repeats").select_option("2")
-    panel.box.get_by_text("More", exact=True).click()
+    panel.select("Repeats").select_option("3")
     panel.select("Processes").select_option("1")
-    panel.select("Profiled steps").select_option("8")
+    panel.arm("Floor").check()
     panel.shot(shots / "2_before_run.png")
     panel.button("Run ▸").click()
     panel.ended("complete", within_s=60)
@@ -104,15 +120,19 @@ def test_quickstart(jupyter: str, page: Page, asked_outside: list[str], shots: P
         panel.drawn()
         panel.shot(shots / f"3_live_ep2_{name.lower()}.png")
     runs = runs_on_disk(tmp_path, ep_size=2)
-    assert {r["config"]["alloc"] for r in runs} == {"blocking", "on_demand", "persistent"}
+    assert {r["config"]["alloc"] for r in runs} == {"none", "blocking", "on_demand", "persistent"}
     assert {r["status"] for r in runs} == {"complete"}
     assert all(len(r["ep"]) == 2 and len(r["traces"]) == 2 for r in runs if r["role"] == "arm")
 
+    panel.tab("Waits")
+    expect(panel.plot).to_contain_text("Without a GPU")
+
     # a long run, stopped
+    panel.arm("Floor").uncheck()
     panel.select("Steps").select_option("64")
     panel.select("Repeats").select_option("10")
     panel.button("Run ▸").click()
-    expect(panel.box.get_by_text("repeat 2, step")).to_be_visible(timeout=60_000)
+    expect(panel.box.get_by_text("block 2/10, step")).to_be_visible(timeout=60_000)
     panel.shot(shots / "4_long_run.png")
     panel.button("Stop ■").click()
     panel.ended("stopped", within_s=15)

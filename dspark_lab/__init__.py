@@ -31,6 +31,12 @@ _NAMES: dict[str, str] = {
     # traces
     "open_trace": "dspark_lab.trace.source",
     "summarize": "dspark_lab.trace.summary",
+    "breakdown": "dspark_lab.analysis.breakdown",
+    "replays": "dspark_lab.analysis.replays",
+    "lost": "dspark_lab.analysis.syncs",
+    "lost_by_site": "dspark_lab.analysis.syncs",
+    "diff": "dspark_lab.analysis.diff",
+    "whatif": "dspark_lab.analysis.whatif",
     # out
     "to_tensorboard": "dspark_lab.export.tensorboard",
     "panel": "dspark_lab.view.panel",

@@ -151,6 +151,62 @@ def trace_summary(
     _show(lab.summarize(lab.open_trace(source, step_pattern=step_pattern)), json_)
 
 
+@trace_app.command("diff")
+def trace_diff(
+    before: Annotated[Path, typer.Argument(help="A trace, a folder of ranks, or a run folder.")],
+    after: Annotated[Path, typer.Argument(help="The one to compare with it.")],
+    step_pattern: Annotated[str | None, typer.Option(help="Regular expression for annotations that are steps.")] = None,
+    json_: Json = False,
+) -> None:
+    """Why a step became slower: the delta with its interval, and the causes that sum to it."""
+    import dspark_lab as lab
+
+    found = lab.diff(_trace(before, step_pattern), _trace(after, step_pattern))
+    if json_:
+        _show(found.to_dict(), True)
+    else:
+        _out.print(found.sentence, soft_wrap=True, highlight=False, markup=False)
+        _show(found.by_kind(), False)
+
+
+@trace_app.command("whatif")
+def trace_whatif(
+    path: Annotated[Path, typer.Argument(help="A trace, a folder of ranks, or a run folder.")],
+    drop: Annotated[
+        str, typer.Option(help="Waits that no longer hold the host: sync, event_wait, all or none.")
+    ] = "none",
+    drop_site: Annotated[str | None, typer.Option(help="Only the waits of this site.")] = None,
+    drop_kernel: Annotated[str | None, typer.Option(help="Remove kernels that match.")] = None,
+    drop_copy: Annotated[str | None, typer.Option(help="Remove copies that match.")] = None,
+    scale_host: Annotated[float, typer.Option(help="Factor on host time between calls.")] = 1.0,
+    launch_cost: Annotated[
+        float, typer.Option(help="Factor on host calls: the profiler's cost, where you know it.")
+    ] = 1.0,
+    step_pattern: Annotated[str | None, typer.Option(help="Regular expression for annotations that are steps.")] = None,
+    json_: Json = False,
+) -> None:
+    """Replay a trace with waits, kernels or copies left out: the predicted step beside the replay's own error."""
+    import dspark_lab as lab
+
+    found = lab.whatif(
+        _trace(path, step_pattern), drop=drop, drop_site=drop_site, drop_kernel=drop_kernel, drop_copy=drop_copy, scale_host=scale_host,
+        launch_cost=launch_cost,
+    )  # fmt: skip
+    if json_:
+        _show(found.to_dict(), True)
+    else:
+        _out.print(found.sentence, soft_wrap=True, highlight=False, markup=False)
+        _show(found.waits, False)
+        _show(found.edits.assign(target=found.edits["target"].str.slice(0, 60)), False)
+
+
+def _trace(path: Path, step_pattern: str | None) -> Any:
+    import dspark_lab as lab
+
+    source: Any = lab.load_run(path) if (path / "run.json").is_file() else path
+    return lab.open_trace(source, step_pattern=step_pattern)
+
+
 @app.command()
 def recorded(json_: Json = False) -> None:
     """The runs that ship: H200 captures with their unprofiled step times."""

@@ -19,7 +19,8 @@ KINDS = {
     "blocking_copy": ("copy", "blocking copy"),
 }
 SKIP = 2
-"""Steps left out at the start, as everywhere: the first is cold and the second still drains it."""
+"""Steps left out at the start, as everywhere: the first is cold and the second still drains it. The last is left out too: the
+synchronise that ends a capture falls into it."""
 NO_GPU = "Without a GPU there is nothing that the host could wait for: no copy, no stream, no event."
 
 
@@ -31,7 +32,8 @@ def waits_table(runs: Sequence[Run]) -> pd.DataFrame:
 
 def _of(run: Run) -> pd.DataFrame:
     trace = one_rank(open_cached(run))
-    steps = list(trace.steps()["step"])[SKIP:] or list(trace.steps()["step"])
+    steps = list(trace.steps()["step"])
+    steps = steps[SKIP:-1] or steps
     rows = trace.waits()
     rows = rows[rows["step"].isin(steps)]
     if not len(rows):

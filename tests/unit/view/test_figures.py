@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from dspark_lab.analysis.latency import compare
 from dspark_lab.trace import open_trace
 from dspark_lab.view import figures, lanes
 from dspark_lab.view.theme import COLOURS
+from dspark_lab.view.waits import waits_table
 from tests.unit.view.conftest import capture, measured
 
 
@@ -138,3 +140,32 @@ def test_acceptance_states_the_identity() -> None:
     assert list(figure.data[0].y) == pytest.approx(run.acceptance.by_position)
     assert f"{run.acceptance.accept_length:.2f}" in figure.data[0].name
     assert "1 + Σ" in figure.layout.title.text
+
+
+def test_waits_leave_out_the_synchronise_that_ends_a_capture(tmp_path: Path) -> None:
+    path = capture(tmp_path)
+    trace = json.loads(path.read_text())
+    end = {
+        "ph": "X",
+        "name": "cudaDeviceSynchronize",
+        "cat": "cuda_runtime",
+        "ts": 5700,
+        "dur": 250,
+        "pid": 1,
+        "tid": 1,
+        "args": {},
+    }
+    path.write_text(json.dumps({**trace, "traceEvents": [*trace["traceEvents"], end]}))
+    none = measured("none", traces=(path,))
+    assert len(open_trace(path).waits()) == 1
+    assert not len(waits_table([none]))
+    blocking = measured("blocking", traces=(capture(tmp_path, blocking=True),))
+    assert list(waits_table([none, blocking])[["arm", "kind", "times_per_step", "us_per_step"]].iloc[0]) == [
+        "blocking",
+        "sync",
+        1.0,
+        330.0,
+    ]
+    figure = figures.waits([none, blocking])
+    assert bars(figure, "synchronise").marker.pattern.fgcolor == COLOURS["wait"]
+    assert [a.text for a in figure.layout.annotations] == ["0 µs", "330 µs"]

@@ -9,65 +9,29 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from dspark_lab.engine.backend import Backend, backend_for
+from dspark_lab.engine.captured import (
+    SCALAR,
+    Captured,
+    Checks,
+    GraphKey,
+    StaticInput,
+    clones,
+    fill_slot,
+    poison,
+    same_bits,
+    tensors,
+)
 from dspark_lab.errors import LabError
 
+__all__ = ["Checks", "GraphKey", "GraphRunner", "StaticInput"]
+
 WARMUPS = 2
-SCALAR = "num_token_non_padded"
-
-
-@dataclass(frozen=True, kw_only=True)
-class GraphKey:
-    """All that a captured geometry depends on."""
-
-    tokens: int
-    slots: int
-    width: int
-    """Tokens a slot: ``tokens = slots · width``."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class StaticInput:
-    """A buffer that graphs read: rows of the largest bucket, and what padded rows hold."""
-
-    buffer: Tensor
-    """[max_slots · rows, …]."""
-    pad: float | int | None = 0
-    """Value of padded rows; None leaves what is there (legal only where nothing of it can reach a real row)."""
-    rows: int = 1
-    """Rows a slot."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Checks:
-    """What each replay verifies; off in measured runs, on in tests."""
-
-    addresses: bool = False
-    """Watched tensors are where they were at capture."""
-    poison: bool = False
-    """Before inputs are filled, every static row is poisoned: what the padding policy leaves out then shows."""
-    eager: bool = False
-    """The function, called eagerly on the same inputs and state, gives the same bits."""
-
-
-@dataclass(kw_only=True)
-class Captured:
-    """One bucket's graph."""
-
-    key: GraphKey
-    replay: Callable[[], None]
-    outputs: Any
-    addresses: dict[str, int]
-    capture_ms: float
-    memory_bytes: int
-    num_replays: int = 0
-    destroy: Callable[[], None] = field(default=lambda: None)
 
 
 class GraphRunner:
@@ -195,7 +159,7 @@ class GraphRunner:
             self._check_addresses(graph)
         self._fill(num_slots, bucket, values)
         if self.slot is not None:
-            _fill_slot(self.slot, num_token_non_padded)
+            fill_slot(self.slot, num_token_non_padded)
         if self.checks.eager:
             return self._checked_replay(graph, bucket)
         graph.replay()
@@ -248,7 +212,7 @@ class GraphRunner:
                     f"{self.name}: {n} has shape {tuple(value.shape)} and must have {(real, *i.buffer.shape[1:])}."
                 )
             if self.checks.poison:
-                _poison(i.buffer[:rows])
+                poison(i.buffer[:rows])
             i.buffer[:real].copy_(value)
             if real < rows and i.pad is not None:
                 i.buffer[real:rows].fill_(i.pad)
@@ -302,46 +266,16 @@ class GraphRunner:
 
     def _checked_replay(self, graph: Captured, bucket: int) -> Any:
         before = {n: t.clone() for n, t in self.state().items()}
-        eager = _clones(self.fn(**self._views(bucket)))
+        eager = clones(self.fn(**self._views(bucket)))
         after_eager = {n: t.clone() for n, t in self.state().items()}
         self._restore(before)
         graph.replay()
         graph.num_replays += 1
-        pairs = [*zip(_tensors(graph.outputs), _tensors(eager), strict=True)]
+        pairs = [*zip(tensors(graph.outputs), tensors(eager), strict=True)]
         pairs += [(t, after_eager[n]) for n, t in self.state().items()]
         for k, (a, b) in enumerate(pairs):
-            if not _same_bits(a, b):
+            if not same_bits(a, b):
                 raise LabError(
                     f"{self.name}: output {k} of the replay at bucket {bucket} differs from eager on the same inputs."
                 )
         return graph.outputs
-
-
-def _fill_slot(slot: Tensor, given: Tensor | int | None) -> None:
-    if isinstance(given, Tensor):
-        if given.numel() != 1 or given.dtype != torch.int32:
-            raise LabError(f"{SCALAR} has shape {tuple(given.shape)} and dtype {given.dtype}; it is one int32 element.")
-        if given.data_ptr() != slot.data_ptr():
-            slot.copy_(given.reshape(1), non_blocking=True)
-    elif given is not None:
-        slot.fill_(given)
-
-
-def _poison(rows: Tensor) -> None:
-    rows.fill_(float("nan") if rows.is_floating_point() else torch.iinfo(rows.dtype).max)
-
-
-def _tensors(value: Any) -> list[Tensor]:
-    if isinstance(value, Tensor):
-        return [value]
-    if isinstance(value, Mapping):
-        value = list(value.values())
-    return [t for v in value for t in _tensors(v)] if isinstance(value, list | tuple) else []
-
-
-def _clones(value: Any) -> list[Tensor]:
-    return [t.clone() for t in _tensors(value)]
-
-
-def _same_bits(a: Tensor, b: Tensor) -> bool:
-    return torch.equal(a.contiguous().view(torch.uint8), b.contiguous().view(torch.uint8))

@@ -200,7 +200,7 @@ def _leads(figure: go.Figure, at: int, rows: pd.DataFrame) -> None:
     )  # fmt: skip
     text = f"<b>{signed(mid / 1e3, 2)} ms</b>" if abs(mid) >= 1000 else f"<b>{signed(mid, 0)} µs</b>"
     figure.add_annotation(
-        x=at + 0.34, y=mid / 1e3, text=text, showarrow=False, xanchor="right", yanchor="bottom", yshift=4, bgcolor="rgba(255,255,255,0.8)"
+        x=at + 0.34, y=mid / 1e3, text=text, showarrow=False, xanchor="right", yanchor="bottom", yshift=4, bgcolor="rgba(255,255,255,0.4)"
     )  # fmt: skip
 
 

@@ -19,7 +19,7 @@ each = pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda p: p.stem)
 
 
 def test_they_are_there():
-    assert [p.stem for p in NOTEBOOKS] == ["01_quickstart", "02_ep1_regression", "03_tensorboard"]
+    assert [p.stem for p in NOTEBOOKS] == ["01_quickstart", "02_ep1_regression", "03_tensorboard", "04_cuda_graphs"]
 
 
 @each

@@ -295,7 +295,7 @@ class _Model:
                 ["measured_us", "replayed_us", "predicted_us"]
             ].sum()
             spread = {
-                c: per[c].unstack("step", fill_value=0.0).reindex(columns=late, fill_value=0.0).median(axis=1)
+                c: per[c].unstack("step", fill_value=0).reindex(columns=late, fill_value=0).median(axis=1)
                 for c in WAIT_COLUMNS[2:]
             }
             tables.append(pd.DataFrame(spread).reset_index())
@@ -426,8 +426,11 @@ class _Rank:
             fill = np.isnan(share) & ((node == 0) | (len(keys) == 3))
             share = np.where(fill, found["inside"].to_numpy(), share)
             extra = np.where(fill, found["beyond"].to_numpy(), extra)
-        self.e_share = np.where(np.isnan(share), np.where(node == 0, 1.0, 0.0), share)
-        self.e_extra = np.where(np.isnan(extra), np.where(node == 0, _START_NS, 0), extra).astype(np.int64)
+        share = np.where(np.isnan(share), np.where(node == 0, 1.0, 0.0), share)
+        extra = np.where(np.isnan(extra), np.where(node == 0, _START_NS, 0), extra)
+        # an event that did not wait for the host was released by its start at the latest: what is usual must not delay it in the replay
+        self.e_share = np.where(late, share, np.minimum(share, inside))
+        self.e_extra = np.where(late, extra, np.minimum(extra, beyond)).astype(np.int64)
 
     def _wait_targets(self) -> None:
         """What each wait waits for: everything enqueued before it, the work before one event record, or the copy of its own call."""

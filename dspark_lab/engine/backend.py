@@ -66,6 +66,7 @@ class CudaGraphs:
         torch.cuda.synchronize(self.device)
 
     def memory(self) -> int:
+        torch.cuda.empty_cache()  # a capture gives cached blocks back, which must not read as memory won
         free, total = torch.cuda.mem_get_info(self.device)
         return total - free
 

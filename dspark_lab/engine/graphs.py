@@ -53,7 +53,7 @@ class GraphRunner:
         state: Callable[[], Mapping[str, Tensor]] = dict,
         watch: Callable[[], Mapping[str, Tensor]] = dict,
         barrier: Callable[[], None] = lambda: None,
-        checks: Checks = Checks(),
+        checks: Checks = Checks(),  # noqa: B008 - frozen
         backend: Backend | None = None,
         name: str = "graph",
     ) -> None:

@@ -22,6 +22,8 @@ PART_COLUMNS = ("kind", "name", "site", "before_us", "after_us", "delta_us", "co
 #: With one capture a side the interval knows nothing of how captures differ: a smaller delta is a tie.
 WEAK_FLOOR_PCT = 1.0
 _BOOTSTRAPS = 4000
+#: Below this many steps a side a bootstrap is too narrow; Student's t over them instead.
+_FEW_STEPS = 6
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,7 +31,7 @@ class Diff:
     """A delta of the step and its causes, in profiled time.
 
     before_us, after_us: medians of the step over the third step and later (over ranks the maximum; over captures their mean).
-    interval: 95 % of the delta; weak: it is over steps, not over captures. verdict: ``slower``, ``faster`` or ``tie``, reason why.
+    interval: 95 % of the delta; weak: it is over steps, not over captures. verdict: ``slower``, ``faster``, ``tie`` or ``withheld``, reason why.
     parts: one row a cause, µs a step; kind is kernel, communication, peer_wait, copy, wait (the device was dry for a wait of the host), bubble
     (it was dry for host work), launch (launch latency, gaps between queued launches), graph_gap (between nodes of a graph);
     matched says how a name found its counterpart (``name``, ``template``, ``only before``, ``only after``). residual_us: delta less
@@ -107,17 +109,32 @@ def diff(before: Any, after: Any, *, comm_patterns: Mapping[str, str] | None = N
     us = [float(m.mean()) for m in medians]
     interval, weak = _interval(sides, medians)
     delta = us[1] - us[0]
-    verdict, reason = _verdict(delta, us[0], interval, weak)
     why = next((c.withheld for side in sides for c in side if c.withheld), "")
+    verdict, reason = ("withheld", why) if why else _verdict(delta, us[0], interval, weak)
     if why:
         parts = _table([])
     else:
         tables = [_mean([c.parts for c in side]) for side in sides]
+        stacks = {t.has_stacks for side in sides for c in side for t in _ranks(c.opened)}
+        if len(stacks) > 1:  # sites have other names with stacks than without: waits are told by their call alone
+            tables = [_by_call(t) for t in tables]
         parts = _match(*tables)
     sentence = _sentence(us[0], delta, verdict, reason, parts, sides, why)
     return Diff(
         before_us=us[0], after_us=us[1], interval=interval, weak=weak, verdict=verdict, reason=reason, parts=parts, sentence=sentence, withheld=why,
     )  # fmt: skip
+
+
+def _ranks(opened: Trace | TraceSet) -> list[Trace]:
+    return list(opened.values()) if isinstance(opened, TraceSet) else [opened]
+
+
+def _by_call(parts: pd.DataFrame) -> pd.DataFrame:
+    """Parts with the waits of one call at all sites as one."""
+    waits = (parts["kind"] == "wait").to_numpy()
+    pooled = parts.copy()
+    pooled.loc[waits, "site"] = "any site"
+    return pooled.groupby(["kind", "name", "site"], sort=False)[["us", "count"]].sum().reset_index()
 
 
 def _listed(x: Any) -> Sequence[Any]:
@@ -182,8 +199,17 @@ def _capture(source: Any, comm_patterns: Mapping[str, str] | None) -> _Capture:
         lead_us=float(steps[steps["step"].isin(late.index)]["launch_lead_us"].median()),
         copies=_per_step(copies["kind"], copies["bytes"], n),
         waits=_per_step(waits["name"], waits["site"], n),
-        withheld=str(broken["withheld"].iloc[0]) if len(broken) else "",
+        withheld=_withheld(every, broken),
     )
+
+
+def _withheld(every: Mapping[int, DeviceLine], broken: pd.DataFrame) -> str:
+    """Why the captures' causes cannot be told; "" where they can."""
+    for line in every.values():
+        integrity = line.trace.integrity
+        if "step_us_p50" in integrity.withheld:
+            return integrity.withheld["step_us_p50"]
+    return f"step {broken['step'].iloc[0]}: {broken['withheld'].iloc[0]}" if len(broken) else ""
 
 
 def _weights(values: np.ndarray) -> np.ndarray:
@@ -326,20 +352,25 @@ def _table(rows: Iterable[Any]) -> pd.DataFrame:
 def _interval(sides: list[list[_Capture]], medians: list[np.ndarray]) -> tuple[tuple[float, float], bool]:
     """95 % interval of the delta: over captures (Welch) where both sides have two or more, else over steps (bootstrap of medians)."""
     if all(len(m) >= 2 for m in medians):
-        delta = float(medians[1].mean() - medians[0].mean())
-        spread = [float(m.var(ddof=1)) / len(m) for m in medians]
-        least = min(len(m) for m in medians)
-        half = t_interval(np.array([-1.0, 1.0] + [0.0] * max(least - 2, 0)))
-        unit = float(np.std(np.array([-1.0, 1.0] + [0.0] * max(least - 2, 0)), ddof=1)) / math.sqrt(max(least, 2))
-        reach = (half.high - half.mean) / unit * math.sqrt(sum(spread))
-        return (delta - reach, delta + reach), False
+        return _welch(*medians, about=float(medians[1].mean() - medians[0].mean())), False
     steps = [np.concatenate([c.periods_us for c in side]) for side in sides]
-    if min(len(s) for s in steps) < 3:
+    if min(len(s) for s in steps) < 2:
         return (math.nan, math.nan), True
+    if min(len(s) for s in steps) < _FEW_STEPS:
+        return _welch(*steps, about=float(medians[1].mean() - medians[0].mean())), True
     rng = np.random.default_rng(0)
     drawn = [np.median(rng.choice(s, size=(_BOOTSTRAPS, len(s))), axis=1) for s in steps]
     low, high = np.percentile(drawn[1] - drawn[0], [2.5, 97.5])
     return (float(low), float(high)), True
+
+
+def _welch(a: np.ndarray, b: np.ndarray, *, about: float) -> tuple[float, float]:
+    """95 % interval of a difference of means, set around ``about``; Student's t at the degrees of freedom of the smaller side."""
+    least = min(len(a), len(b))
+    unit = np.arange(least, dtype=float)
+    t = (t_interval(unit).high - unit.mean()) * math.sqrt(least) / float(np.std(unit, ddof=1))
+    reach = t * math.sqrt(float(a.var(ddof=1)) / len(a) + float(b.var(ddof=1)) / len(b))
+    return float(about - reach), float(about + reach)
 
 
 def _verdict(delta: float, before: float, interval: tuple[float, float], weak: bool) -> tuple[str, str]:
@@ -370,7 +401,12 @@ def _sentence(
     if withheld:
         return f"{head}; causes are withheld: {withheld}."
     if verdict == "tie":
-        return f"Tie: {head}; {reason}."
+        kinds = parts.groupby("kind")["delta_us"].sum()
+        apart = kinds[(kinds.abs() >= max(2.0, 0.01 * before)).to_numpy()]
+        cancel = (
+            "; parts that cancel: " + ", ".join(f"{k} {v:+.0f} µs" for k, v in apart.items()) if len(apart) > 1 else ""
+        )
+        return f"Tie: {head}; {reason}{cancel}."
     least = max(2.0, 0.08 * abs(delta))
     big = parts[(parts["delta_us"].abs() >= least).to_numpy()]
     with_delta = big[(np.sign(big["delta_us"]) == np.sign(delta)).to_numpy()]
@@ -398,7 +434,7 @@ def _phrase(part: dict[str, Any], sides: list[list[_Capture]]) -> str:
         copy = _new_copy(sides if more else sides[::-1])
         site = str(part["site"])
         where = f", at {site}" if site else ""
-        return ("" if more else "no more ") + f"{copy}{_call(name, sides, site, more)} a step{where} ({us:+.0f} µs)"
+        return ("" if more else "without ") + f"{copy}{_call(name, sides, site, more)} a step{where} ({us:+.0f} µs)"
     words = {
         "kernel": "kernel", "communication": "communication in", "copy": "copy", "peer_wait": "", "bubble": "the device waiting for", "launch": "", "graph_gap": "",
     }[kind]  # fmt: skip

@@ -68,7 +68,8 @@ def charge(line: DeviceLine) -> Charged:
     if not len(at):
         none = np.empty(0, dtype=np.int64)
         return Charged(gap=none, wait=none, ns=none)
-    ahead = np.cumsum(line.queued & (line.call >= 0))
+    # the host is ahead again when a whole launch was there in time; late nodes of a launch that came late itself are no sign of it
+    ahead = np.cumsum(line.queued & (line.call >= 0) & ~line.same_launch)
     reach = np.maximum.accumulate(w_end) if len(w_end) else w_end
     rows: list[tuple[int, int, int]] = []
     owing: list[list[int]] = []  # [wait, budget], the oldest first

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from dspark_lab.analysis.breakdown import COMMUNICATION, DeviceLine, lines
+from dspark_lab.analysis.breakdown import COMMUNICATION, QUEUED_NS, DeviceLine, lines
 from dspark_lab.analysis.comm import clocks, match_collectives
 from dspark_lab.analysis.syncs import WAITED_NS, event_age, records
 from dspark_lab.errors import LabError, unknown
@@ -32,6 +32,8 @@ DROPS: dict[str, tuple[str, ...]] = {
 }
 WAIT_COLUMNS = ("kind", "site", "measured_us", "replayed_us", "predicted_us")
 EDIT_COLUMNS = ("edit", "target", "predicted_us", "gain_us")
+#: A replay of the unedited trace that is further off than this is no basis for an exact prediction, percent.
+EXACT_PCT = 1.0
 _PLAIN, _DRAIN, _EVENT, _OWN = 0, 1, 2, 3
 _RETURN_NS, _CALL_NS, _START_NS = 5_000, 5_000, 5_000
 
@@ -78,7 +80,7 @@ class WhatIf:
     """A prediction. All times are of the profiled capture, µs; medians over the third step and later, over ranks the maximum.
 
     measured_us: the trace's step. replayed_us: the model on the unedited trace; replay_error_pct between them. predicted_us: the replay
-    with the edit. exact: False where the trace does not show what waits for what, and ``notes`` why. waits: wait of the host a step by site: measured, replayed, predicted; an edit that moves the bill to the
+    with the edit. exact: False where the trace does not show what waits for what or the replay error is 1 % or more; ``notes`` say why, and what was assumed. waits: wait of the host a step by site: measured, replayed, predicted; an edit that moves the bill to the
     next wait shows there. edits: the best single edits by predicted gain.
     """
 
@@ -188,13 +190,18 @@ def whatif(
     for p in edit.scale_kernel:
         model.pattern("scale_kernel", p, ("kernel",))
     plain, changed = model.run(Edit()), model.run(edit)
+    error = 100.0 * (plain.step_us / model.measured_us - 1.0)
+    if not abs(error) < EXACT_PCT:
+        model.notes.append(
+            f"the replay of the unedited trace is off by {error:+.1f} %, so the model does not hold here"
+        )
     return WhatIf(
         edit=edit,
         measured_us=model.measured_us,
         replayed_us=plain.step_us,
         predicted_us=changed.step_us,
         exact=not model.notes,
-        notes=tuple(model.notes),
+        notes=(*model.notes, *model.remarks),
         waits=model.wait_table(plain, changed),
         edits=model.best(plain, num_edits) if num_edits > 0 else pd.DataFrame(columns=list(EDIT_COLUMNS)),
     )
@@ -212,6 +219,7 @@ class _Model:
     def __init__(self, opened: Trace | TraceSet, comm_patterns: Mapping[str, str] | None) -> None:
         self.traces = dict(opened) if isinstance(opened, TraceSet) else {opened.rank: opened}
         self.notes: list[str] = []
+        self.remarks: list[str] = []
         own = lines(opened, comm_patterns)
         matched, offset = None, dict.fromkeys(self.traces, 0)
         if len(self.traces) > 1:
@@ -225,6 +233,10 @@ class _Model:
         self.ranks = {r: _Rank(own[r], matched, offset[r]) for r in self.traces}
         for one in self.ranks.values():
             self.notes += [n for n in one.notes if n not in self.notes]
+            self.remarks += [n for n in one.remarks if n not in self.remarks]
+        for r, t in self.traces.items():
+            if "step_us_p50" in t.integrity.withheld:
+                raise LabError(f"rank {r} cannot be replayed: {t.integrity.withheld['step_us_p50']}.")
         self.measured_us = self._median({r: t.steps()["period_us"].to_numpy() for r, t in self.traces.items()})
         if not np.isfinite(self.measured_us):
             raise LabError(
@@ -340,6 +352,7 @@ class _Rank:
     def __init__(self, line: DeviceLine, matched: pd.DataFrame | None, offset: int) -> None:
         self.line, self.offset = line, offset
         self.notes: list[str] = []
+        self.remarks: list[str] = []
         trace = line.trace
         calls = trace.linked.calls
         self.waits = trace.waits()
@@ -370,6 +383,8 @@ class _Rank:
             self.notes.append(f"{len(orphans)} device events have no launch call: they follow the device alone")
         if trace.integrity.num_launches_without_device_events:
             self.notes.append("launch calls without device events: their time on the device is missing")
+        if trace.integrity.num_incomplete_replays:
+            self.notes.append("incomplete graph replays: some of their kernels are missing")
         order = keep[np.argsort(start[keep], kind="stable")]
         self.c_start, self.c_dur = start[order], (end - start)[order]
         running = np.concatenate((self.c_start[:1], np.maximum.accumulate(end[order])[:-1]))
@@ -444,7 +459,9 @@ class _Rank:
         rec_place = windows.of(rec_at)
         age, how = event_age(line)
         if how == "at least":
-            self.notes_soft = "the age of the awaited events is not seen in this trace; the least possible is taken"
+            self.remarks.append(
+                "the age of the awaited events does not show in this trace; the least possible is taken"
+            )
         upto = (
             np.maximum.accumulate(np.where(self.e_bounds[1:] > self.e_bounds[:-1], self.e_bounds[1:], 0))
             if n
@@ -536,7 +553,9 @@ class _Rank:
         group, offset = self.group, self.offset
         waited = np.zeros(len(self.waits), dtype=np.int64)
         now = int(self.c_start[0]) if len(self.c_start) else 0
-        front = -(1 << 62)
+        # what the first events queued behind lies before the capture: the device was not free earlier than they show
+        unseen = (line.call >= 0) & (line.start > line.call_end + QUEUED_NS)
+        floor = np.where(unseen, line.start, np.iinfo(np.int64).min // 2).tolist()
         done = 0
         scale, cost = edit.scale_host, edit.launch_cost
         # events without a call go first in launch order: they keep their recorded time
@@ -562,7 +581,7 @@ class _Rank:
             for j in range(bounds[k], bounds[k + 1]):
                 i = order[j]
                 prior = after[i]
-                ready = (ended[prior] + e_gap[i]) if prior >= 0 else front
+                ready = (ended[prior] + e_gap[i]) if prior >= 0 else floor[i]
                 if goner[i]:
                     began[i] = ended[i] = ended[prior] if prior >= 0 else start
                     latest[j + 1] = latest[j]

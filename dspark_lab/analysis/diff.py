@@ -175,15 +175,15 @@ def _capture(source: Any, comm_patterns: Mapping[str, str] | None) -> _Capture:
     weights = _weights(values)
     broken = breakdown(opened, comm_patterns=comm_patterns)
     broken = broken[broken["step"].isin(late.index).to_numpy() & (broken["withheld"] != "").to_numpy()]
-    rows: list[pd.DataFrame] = []
-    owed = {r: charge(x) for r, x in every.items()}
-    place = {r: {int(s): k for k, s in enumerate(x.trace.step_windows.labels)} for r, x in every.items()}
+    sums = {r: _Sums(x) for r, x in every.items()}
     for step, rank, weight in zip(late.index, slowest, weights, strict=True):
-        one = _step_parts(every[rank], owed[rank], place[rank][int(step)])
-        one["us"] *= weight
-        one["count"] /= len(late)
-        rows.append(one)
-    parts = pd.concat(rows).groupby(["kind", "name", "site"], sort=False)[["us", "count"]].sum().reset_index()
+        sums[rank].add(int(step), float(weight), 1.0 / len(late))
+    parts = (
+        pd.concat([x.table() for x in sums.values()])
+        .groupby(["kind", "name", "site"], sort=False)[["us", "count"]]
+        .sum()
+        .reset_index()
+    )
     first = next(iter(every.values())).trace
     steps = first.steps()
     n = max(len(late), 1)
@@ -221,51 +221,75 @@ def _weights(values: np.ndarray) -> np.ndarray:
     return even if spread == 0 else even + apart * (float(np.median(values)) - float(values.mean())) / spread
 
 
-def _step_parts(line: DeviceLine, owed: Any, place: int) -> pd.DataFrame:
-    """The period of one step, µs, by cause: kind, name, site, us, count."""
-    one = line.slices[place]
-    names = line.names
-    kind = line.kind[one.events]
-    peer = np.where(kind == COMMUNICATION, np.minimum(line.peer_wait[one.events], one.own_ns), 0)
-    word = np.array(["kernel", "communication", "copy"], dtype=object)[kind]
-    codes = line.name[one.events]
-    table = pd.DataFrame({"kind": word, "code": codes, "ns": one.own_ns - peer, "count": 1})
-    by = table.groupby(["kind", "code"], sort=False).sum().reset_index()
-    rows: list[tuple[str, str, str, float, float]] = [
-        (k, str(names[c]), "", float(ns), float(n)) for k, c, ns, n in by.itertuples(index=False)
-    ]
-    if peer.sum():
-        rows.append(
-            ("peer_wait", "waiting for the slowest rank in collectives", "", float(peer.sum()), float((peer > 0).sum()))
+class _Sums:
+    """A rank's steps by cause, weighted and summed."""
+
+    def __init__(self, line: DeviceLine) -> None:
+        self.line, self.owed, self.waits = line, charge(line), line.trace.waits()
+        self.place = {int(s): k for k, s in enumerate(line.trace.step_windows.labels)}
+        self.ns, self.count = (np.zeros((3, len(line.names))) for _ in range(2))
+        self.causes: dict[tuple[str, str, str], list[float]] = {}
+        self.sites = list(zip(self.waits["name"].astype(str), self.waits["site"].astype(str), strict=True))
+
+    def _put(self, kind: str, name: str, site: str, ns: float, count: float) -> None:
+        if ns or count:
+            was = self.causes.setdefault((kind, name, site), [0.0, 0.0])
+            was[0] += ns
+            was[1] += count
+
+    def add(self, step: int, weight: float, share: float) -> None:
+        """Add the period of one step: its time with ``weight``, what is counted with ``share``."""
+        line, one = self.line, self.line.slices[self.place[step]]
+        kind, code = line.kind[one.events], line.name[one.events]
+        peer = np.where(kind == COMMUNICATION, np.minimum(line.peer_wait[one.events], one.own_ns), 0)
+        np.add.at(self.ns, (kind, code), weight * (one.own_ns - peer))
+        np.add.at(self.count, (kind, code), share)
+        self._put(
+            "peer_wait",
+            "waiting for the slowest rank in collectives",
+            "",
+            weight * float(peer.sum()),
+            share * float((peer > 0).sum()),
         )
-    host, graph, other = line.gap_parts(one)
-    total = {int(g): int(h) for g, h in zip(one.gaps, host, strict=True) if h > 0}
-    low, high = (int(one.gaps[0]), int(one.gaps[-1])) if len(one.gaps) else (0, -1)
-    upto = max(high, low)
-    a, b = np.searchsorted(owed.gap, low), np.searchsorted(owed.gap, upto, side="right")
-    waits = line.trace.waits()
-    charged: dict[int, float] = {}
-    for g, w, ns in zip(owed.gap[a:b].tolist(), owed.wait[a:b].tolist(), owed.ns[a:b].tolist(), strict=True):
-        if g in total:
-            charged[w] = charged.get(w, 0.0) + ns * min(1.0, total[g] / float(line.host_ns[g]))
-    for w, ns in charged.items():
-        if w < 0:
-            rows.append(("bubble", "host work before launches", "", ns, 1.0))
-        else:
-            of = waits.iloc[w]
-            rows.append(("wait", str(of["name"]), str(of["site"]), ns, 1.0))
-    rest = float(host.sum()) - sum(charged.values())
-    if rest > 0.5:
-        rows.append(("bubble", "host work before launches", "", rest, 0.0))
-    elif rest:
-        rows.append(("launch", "launch latency and gaps between launches", "", rest, 0.0))
-    rows.append(
-        ("launch", "launch latency and gaps between launches", "", float(other.sum()), float((other > 0).sum()))
-    )
-    rows.append(("graph_gap", "gaps between nodes of a graph", "", float(graph.sum()), float((graph > 0).sum())))
-    out = pd.DataFrame(rows, columns=["kind", "name", "site", "us", "count"])
-    out["us"] /= 1000.0
-    return out.groupby(["kind", "name", "site"], sort=False).sum().reset_index()
+        host, graph, other = line.gap_parts(one)
+        late = {int(g): int(h) for g, h in zip(one.gaps[host > 0], host[host > 0], strict=True)}
+        charged: dict[int, float] = {}
+        if late:
+            owed = self.owed
+            a, b = np.searchsorted(owed.gap, min(late)), np.searchsorted(owed.gap, max(late), side="right")
+            for g, w, ns in zip(owed.gap[a:b].tolist(), owed.wait[a:b].tolist(), owed.ns[a:b].tolist(), strict=True):
+                if g in late:  # a gap that the step's window cuts pays in proportion
+                    charged[w] = charged.get(w, 0.0) + ns * late[g] / float(line.host_ns[g])
+        for w, ns in charged.items():
+            name, site = self.sites[w] if w >= 0 else ("host work before launches", "")
+            self._put("wait" if w >= 0 else "bubble", name, site, weight * ns, share)
+        self._put(
+            "launch",
+            "launch latency and gaps between launches",
+            "",
+            weight * float(other.sum()),
+            share * float((other > 0).sum()),
+        )
+        self._put(
+            "graph_gap",
+            "gaps between nodes of a graph",
+            "",
+            weight * float(graph.sum()),
+            share * float((graph > 0).sum()),
+        )
+
+    def table(self) -> pd.DataFrame:
+        """kind, name, site, us, count."""
+        names = self.line.names
+        rows = [
+            (word, str(names[c]), "", float(self.ns[k, c]), float(self.count[k, c]))
+            for k, word in enumerate(("kernel", "communication", "copy"))
+            for c in np.flatnonzero(self.count[k]).tolist()
+        ]
+        rows += [(*key, ns, count) for key, (ns, count) in self.causes.items()]
+        out = pd.DataFrame(rows, columns=["kind", "name", "site", "us", "count"])
+        out["us"] /= 1000.0
+        return out
 
 
 def _per_step(a: pd.Series, b: pd.Series, num_steps: int) -> dict[tuple[str, str], float]:

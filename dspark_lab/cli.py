@@ -269,7 +269,7 @@ def doctor(json_: Json = False) -> None:
 
 # -- printing ------------------------------------------------------------------------------------------------------
 
-_out = Console()
+_out = Console() if sys.stdout.isatty() else Console(width=140)
 
 
 def _show(value: Any, as_json: bool) -> None:
@@ -287,10 +287,12 @@ def _print_table(table: pd.DataFrame) -> None:
 
     shown = _arms_table(table) if "verdict" in table.columns else _recorded_table(table)
     grid = Table(box=None, pad_edge=False, header_style="bold")
-    for column in shown.columns:
+    widths = {c: max([len(str(c)), *(len(_cell(x)) for x in shown[c])]) for c in shown.columns}
+    whole = sum(min(w, _SHORT) + 2 for w in widths.values()) <= _out.width  # else every column folds: nothing is cut
+    for column, width in widths.items():
         number = shown[column].dtype.kind in "fi"
-        short = number or shown[column].map(lambda x: len(_cell(x))).max() <= _SHORT
-        grid.add_column(str(column), justify="right" if number else "left", no_wrap=short, overflow="fold")
+        no_wrap = whole and (number or width <= _SHORT)
+        grid.add_column(str(column), justify="right" if number else "left", no_wrap=no_wrap, overflow="fold")
     for row in shown.itertuples(index=False):
         grid.add_row(*(_cell(x) for x in row))
     _out.print(grid)
@@ -336,7 +338,7 @@ def _arms_table(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def _with_interval(x: float, ci: list[float] | None) -> str:
-    return f"{x:.3f}" if ci is None else f"{x:.3f} [{ci[0]:.3f}, {ci[1]:.3f}]"
+    return f"{x:.3f}" if ci is None else f"{x:.3f} [{ci[0]:.2f}, {ci[1]:.2f}]"
 
 
 def _cell(x: Any) -> str:

@@ -88,7 +88,7 @@ def _of_rank(trace: Trace) -> tuple[pd.DataFrame, pd.DataFrame]:
             "graph_id": device["graph_id"].to_numpy()[rows],
         }
     ).sort_values(["call", "stream", "start"], kind="stable")
-    names = device["name"].cat.categories
+    names = device["name"].cat.categories.astype(str).tolist()
     groups = {int(c): g for c, g in table.groupby("call", sort=True)}  # pyright: ignore[reportArgumentType]
     label = _graphs(groups)
     whole = {
@@ -152,19 +152,15 @@ def _graphs(groups: dict[int, pd.DataFrame]) -> dict[int, str]:
     ids = {c: int(g["graph_id"].iloc[0]) for c, g in groups.items()}
     if all(i >= 0 for i in ids.values()):
         return {c: f"graph {i}" for c, i in ids.items()}
-    known: list[tuple[str, ...]] = []
+    known: dict[tuple[int, ...], int] = {}
     of: dict[int, int] = {}
     words = {c: tuple(g["code"].tolist()) for c, g in groups.items()}
-    for call in sorted(groups, key=lambda c: -len(groups[c])):
+    for call in sorted(groups, key=lambda c: -len(words[c])):
         word = words[call]
-        hit = next(
-            (k for k, model in enumerate(known) if word == model or (len(word) < len(model) and _within(word, model))),
-            None,
-        )
-        if hit is None:
-            hit = len(known)
-            known.append(word)
-        of[call] = hit
+        if word not in known:
+            longer = (k for model, k in known.items() if len(model) > len(word) and _within(word, model))
+            known[word] = next(longer, len(known))
+        of[call] = known[word]
     order = {k: i for i, k in enumerate(dict.fromkeys(of[c] for c in sorted(of)))}
     return {c: f"graph {_letter(order[k])}" for c, k in of.items()}
 
@@ -173,7 +169,7 @@ def _letter(i: int) -> str:
     return chr(ord("A") + i) if i < 26 else str(i + 1)
 
 
-def _within(part: tuple[Any, ...], whole: tuple[Any, ...]) -> bool:
+def _within(part: tuple[int, ...], whole: tuple[int, ...]) -> bool:
     """Whether ``whole`` holds ``part`` in order and ``part`` is most of it."""
     if len(part) * 2 < len(whole):
         return False

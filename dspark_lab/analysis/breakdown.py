@@ -255,7 +255,9 @@ def breakdown(source: Any, *, comm_patterns: Mapping[str, str] | None = None) ->
         reasons = _withheld(line.trace)
         for k, step in enumerate(line.trace.step_windows.labels):
             one = line.slices.get(k)
-            why = reasons.get(k, "") or ("" if one is not None else "the step has no period on the device")
+            why = reasons.get(k, "") or (
+                "" if one is not None else "the step has no period on the device, or starts there after the next one"
+            )
             values = dict.fromkeys(("period", *PARTS, "communication_total"), -1)
             if one is not None and not why:
                 values = _parts(line, one)

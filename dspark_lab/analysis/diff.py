@@ -175,11 +175,12 @@ def _capture(source: Any, comm_patterns: Mapping[str, str] | None) -> _Capture:
     weights = _weights(values)
     broken = breakdown(opened, comm_patterns=comm_patterns)
     broken = broken[broken["step"].isin(late.index).to_numpy() & (broken["withheld"] != "").to_numpy()]
-    sums = {r: _Sums(x) for r, x in every.items()}
-    for step, rank, weight in zip(late.index, slowest, weights, strict=True):
+    withheld = _withheld(every, broken)
+    sums = {r: _Sums(x) for r, x in every.items()} if not withheld else {}
+    for step, rank, weight in zip(late.index, slowest, weights, strict=True) if sums else ():
         sums[rank].add(int(step), float(weight), 1.0 / len(late))
     parts = (
-        pd.concat([x.table() for x in sums.values()])
+        pd.concat([x.table() for x in sums.values()] or [pd.DataFrame(columns=["kind", "name", "site", "us", "count"])])
         .groupby(["kind", "name", "site"], sort=False)[["us", "count"]]
         .sum()
         .reset_index()
@@ -199,7 +200,7 @@ def _capture(source: Any, comm_patterns: Mapping[str, str] | None) -> _Capture:
         lead_us=float(steps[steps["step"].isin(late.index)]["launch_lead_us"].median()),
         copies=_per_step(copies["kind"], copies["bytes"], n),
         waits=_per_step(waits["name"], waits["site"], n),
-        withheld=_withheld(every, broken),
+        withheld=withheld,
     )
 
 

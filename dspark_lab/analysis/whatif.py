@@ -237,6 +237,8 @@ class _Model:
         for r, t in self.traces.items():
             if "step_us_p50" in t.integrity.withheld:
                 raise LabError(f"rank {r} cannot be replayed: {t.integrity.withheld['step_us_p50']}.")
+            if (t.steps()["period_us"] <= 0).any():
+                self.notes.append("steps overlap on the device, or their order there is another than on the host")
         self.measured_us = self._median({r: t.steps()["period_us"].to_numpy() for r, t in self.traces.items()})
         if not np.isfinite(self.measured_us):
             raise LabError(

@@ -248,3 +248,36 @@ def test_command_line(h200: Path, tmp_path: Path) -> None:
     html = lab.diff(a, b)._repr_html_()
     assert "residual" in html
     assert len(html) < 100_000
+
+
+def test_broken_traces_give_a_sum_or_a_reason(tmp_path: Path) -> None:
+    whole = loop(tmp_path / "a.json", sync=True)
+    content = json.loads(whole.read_text())
+    rng = np.random.default_rng(3)
+    withheld = 0
+    for n in range(60):
+        events = [json.loads(json.dumps(e)) for e in content["traceEvents"]]
+        for i in rng.integers(0, len(events), size=int(rng.choice([1, 2, 8]))):
+            what = int(rng.integers(0, 5))
+            if what == 0:
+                events[i]["dur"] = [0, -5, 1e9, "x"][int(rng.integers(0, 4))]
+            elif what == 1:
+                events[i]["ts"] = events[i]["ts"] + 900
+            elif what == 2:
+                events[i].setdefault("args", {})["correlation"] = int(rng.integers(0, 90))
+            elif what == 3:
+                events[i]["name"] = ["cudaStreamSynchronize", "cudaGraphLaunch", "ncclX", "ProfilerStep#3"][int(rng.integers(0, 4))]  # fmt: skip
+            else:
+                events.append(dict(events[i]))
+        broken = tmp_path / f"b{n}.json"
+        broken.write_text(json.dumps({"traceEvents": events}))
+        found = lab.diff(whole, broken)
+        withheld += bool(found.withheld)
+        if not found.withheld:
+            sums(found)
+        try:
+            predicted = lab.whatif(broken, drop="all", num_edits=0).predicted_us
+        except lab.LabError:  # refused, with the reason
+            continue
+        assert np.isfinite(predicted)
+    assert 5 < withheld < 55

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import signal
 import sys
 from pathlib import Path
 from typing import Annotated, Any
@@ -12,7 +13,7 @@ import pandas as pd
 import typer
 from rich.console import Console
 
-from dspark_lab.errors import LabError
+from dspark_lab.errors import LabError, unknown
 
 app = typer.Typer(
     name="dspark-lab",
@@ -53,7 +54,7 @@ def run(
     """Measure one config: step latency, acceptance, a profiled capture."""
     import dspark_lab as lab
 
-    cfg = lab.preset(preset, ep_size=ep_size, alloc=alloc, device=device, **_toggles(set_))
+    cfg = lab.preset(preset, **_merged({"ep_size": ep_size, "alloc": alloc, "device": device}, set_))
     with _progress() as on_progress:
         made = lab.run(
             cfg, num_steps=num_steps, repeats=repeats, profile_steps=profile_steps, out=out, on_progress=on_progress
@@ -95,10 +96,12 @@ def compare(
     """Compare allocation strategies: interleaved arms, paired intervals, a verdict against the A/A floor."""
     import dspark_lab as lab
 
-    allocs = _names(alloc)
+    allocs = _names(alloc, "alloc")
     first = allocs[0] if not floor else "on_demand"
     sizes = _ints("ep_size", ep_size)
-    cfg = lab.preset(preset, device=device, ep_size=sizes[0], alloc=first, **_toggles(set_))
+    if baseline is not None and baseline not in [*allocs, *(["none"] if floor else [])]:
+        raise unknown("baseline", baseline, allocs)
+    cfg = lab.preset(preset, **_merged({"device": device, "ep_size": sizes[0], "alloc": first}, set_))
     with _progress() as on_progress:
         runs = lab.sweep(
             cfg, num_steps=num_steps, repeats=repeats, processes=processes, profile_steps=profile_steps, floor=floor, out=out,
@@ -125,12 +128,17 @@ def generate(
     import dspark_lab as lab
 
     prompt = _ints("prompt_ids", prompt_ids)
-    toggles = _toggles(set_) | ({} if block_size is None else {"block_size": block_size})
-    verify = "threshold" if confidence_threshold > 0 else "static"
-    cfg = lab.load_pair(
-        target, drafter, device=device, verify=verify, confidence_threshold=confidence_threshold, prompt_len=len(prompt) or 1,
-        max_new_tokens=max_new_tokens, batch_size=1, **toggles,
-    )  # fmt: skip
+    options: dict[str, Any] = {
+        "device": device,
+        "verify": "threshold" if confidence_threshold > 0 else "static",
+        "confidence_threshold": confidence_threshold,
+        "prompt_len": len(prompt) or 1,
+        "max_new_tokens": max_new_tokens,
+        "batch_size": 1,
+    } | ({} if block_size is None else {"block_size": block_size})
+    cfg = lab.load_pair(target, drafter, **_merged(options, set_))
+    if cfg.engine.simulated_accept_length is not None:
+        raise LabError("simulated_accept_length is for measuring; generate accepts what the target accepts.")
     out = lab.generate(cfg, [prompt], max_new_tokens=max_new_tokens)[0]
     lengths = {"acceptance_lengths": out.acceptance_lengths, "proposal_lengths": out.proposal_lengths}
     _show({"tokens": out.tokens, **lengths}, json_)
@@ -378,15 +386,29 @@ class _progress:
         text = f"{p.arm} block {p.repeat + 1} step {p.step}/{p.num_steps}" if p.arm else p.message or p.state
         self._bar.update(self._task, completed=p.fraction, description=text)
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         self._bar.stop()
+        if kind is not None and issubclass(kind, KeyboardInterrupt):
+            sys.stderr.write("dspark-lab: stopped; what was measured is kept as runs marked stopped.\n")
 
 
 # -- reading options -----------------------------------------------------------------------------------------------
 
 
-def _names(text: str) -> list[str]:
-    return list(dict.fromkeys(x.strip() for x in text.split(",") if x.strip()))
+def _names(text: str, what: str = "") -> list[str]:
+    names = list(dict.fromkeys(x.strip() for x in text.split(",") if x.strip()))
+    if what and not names:
+        raise LabError(f"{what}={text!r} names nothing; give at least one value, with commas between several.")
+    return names
+
+
+def _merged(options: dict[str, Any], pairs: list[str] | None) -> dict[str, Any]:
+    """Toggles of ``--set`` beside those with an option of their own; one given both ways is refused."""
+    toggles = _toggles(pairs)
+    for name in toggles:
+        if name in options or name == "name":
+            raise LabError(f"--set {name} repeats the option --{name.replace('_', '-')}; give it once.")
+    return options | toggles
 
 
 def _ints(name: str, text: str) -> list[int]:
@@ -414,13 +436,16 @@ def _toggles(pairs: list[str] | None) -> dict[str, Any]:
 
 def main() -> None:
     """The entry point: a `LabError` is one line on standard error and exit code 2; Ctrl-C is 130."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C: jobs stop, runs are kept
     try:
         app()
     except LabError as e:
         sys.stderr.write(f"dspark-lab: {e}\n")
         sys.exit(2)
+    except ModuleNotFoundError as e:
+        sys.stderr.write(f"dspark-lab: {e.name} is not installed; pip install 'dspark-lab[lab]' brings it.\n")
+        sys.exit(2)
     except KeyboardInterrupt:
-        sys.stderr.write("dspark-lab: stopped; what was measured is kept.\n")
         sys.exit(130)
 
 

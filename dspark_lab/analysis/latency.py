@@ -15,7 +15,7 @@ from dspark_lab.runs.plan import is_floor, path_key, pick_baseline
 from dspark_lab.runs.record import Run
 
 COLUMNS = ("same_path_as", "reason", "ep_size", "tp_size", "batch_size", "mask_padding", "source", "device", "device_name", "profiled",
-           "step_ms_p50", "step_ms_ci95", "delta_pct", "delta_pct_ci95", "floor_pct", "verdict", "accept_length", "tokens_per_s",
+           "step_ms_p50", "step_ms_ci95", "delta_pct", "delta_pct_ci95", "floor_pct", "verdict", "accept_simulated", "accept_length", "tokens_per_s",
            "num_blocks", "status", "name",
     "baseline", "label")  # fmt: skip
 NO_DEVICE = "no GPU: there is no copy and no stream here, so strategies have nothing to differ by"
@@ -29,6 +29,8 @@ def compare(runs: Sequence[Run], *, by: str = "alloc", baseline: Any = None) -> 
     a block on, the maximum over ranks. The verdict is ``slower`` or ``faster`` only where the paired interval excludes zero
     and the delta is beyond the A/A floor. Raises `LabError` for an empty list or a baseline that is not there.
     """
+    if isinstance(runs, Run) or runs is None or not all(isinstance(r, Run) for r in runs):
+        raise LabError(f"compare takes a list of runs, not {type(runs).__name__}; lab.sweep(...) gives one.")
     arms = [r for r in runs if r.role == "arm"]
     if not arms:
         raise LabError("there are no runs to compare; lab.sweep(...) or lab.load_run(...) gives some.")
@@ -104,6 +106,7 @@ def _row(run: Run, base: Run, floor: float, by: str) -> dict[str, Any]:
         "delta_pct_ci95": [delta.low, delta.high] if delta.known else None,
         "floor_pct": floor,
         "verdict": verdict,
+        "accept_simulated": bool(run.acceptance and run.acceptance.simulated),
         "accept_length": run.acceptance.accept_length if run.acceptance else math.nan,
         "tokens_per_s": run.tokens_per_s,
         "num_blocks": step.n,
@@ -128,11 +131,22 @@ def _verdict(run: Run, base: Run, floor: float, by: str) -> tuple[str, str, Inte
         return *_quoted_verdict(delta.mean, floor), delta
     if not delta.known:
         return "tie", "one block only, so no interval; measure at least 2 repeats or processes", delta
+    if math.isnan(floor) and not _one_group(run, base) and run.steps["process"].nunique() < 3:
+        return (
+            "tie",
+            "arms in process groups of their own, fewer than 3 times each: no A/A floor; measure processes=3",
+            delta,
+        )
     if delta.low <= 0.0 <= delta.high:
         return "tie", "the interval holds zero", delta
     if not math.isnan(floor) and abs(delta.mean) <= floor:
         return "tie", f"inside the A/A floor of {floor:.2f} %", delta
     return "slower" if delta.mean > 0 else "faster", _strength(run), delta
+
+
+def _one_group(run: Run, base: Run) -> bool:
+    """Whether both ran in one process group, block by block in turn."""
+    return (run.config.model, run.config.parallel) == (base.config.model, base.config.parallel)
 
 
 def _quoted_delta(run: Run, base: Run) -> Interval:

@@ -40,6 +40,8 @@ class Job:
         self._current: Launch | None = None
         self._finished = 0
         self._stop = threading.Event()
+        self._done = threading.Event()
+        self._ended_early = False
         self._state = "starting"
         self._thread = threading.Thread(target=self._main, name="dspark_lab job", daemon=True)
         self._thread.start()
@@ -63,15 +65,16 @@ class Job:
         """Blocks until the end and returns the runs. Raises what ended the job early; Ctrl-C stops the job first."""
         end = None if timeout is None else time.monotonic() + timeout
         try:
-            while self._thread.is_alive():
+            while not self._done.wait(0.1):
                 if end is not None and time.monotonic() > end:
                     raise LabError(f"the job still runs after {timeout} s; wait longer, or stop() it.")
                 if on_progress:
                     on_progress(self.poll())
-                self._thread.join(0.1)
-        except KeyboardInterrupt:
+        except LabError:
+            raise
+        except BaseException:  # Ctrl-C, or a callback that broke: nothing may go on unwatched
             self.stop()
-            self._thread.join(15)
+            self._done.wait(15)
             raise
         if on_progress:
             on_progress(self.poll())
@@ -88,7 +91,7 @@ class Job:
                 if self._stop.is_set():
                     break
                 self._launch(i, spec)
-                if self.error:
+                if self.error or self._ended_early:
                     break
         except LabError as e:
             self.error = e
@@ -96,14 +99,16 @@ class Job:
             self.error = RunFailed(f"the job broke: {type(e).__name__}: {e}")
         if self.error:
             state = "failed"
-        elif self._stop.is_set():
+        elif self._stop.is_set() or self._ended_early:
             state = "stopped"
         try:
             self.runs = self._assemble(state)
-        except LabError as e:
-            self.error, state = self.error or e, "failed"
+        except Exception as e:
+            broke = e if isinstance(e, LabError) else RunFailed(f"the runs cannot be saved: {type(e).__name__}: {e}")
+            self.error, state = self.error or broke, "failed"
         self._tidy()
         self._state = state
+        self._done.set()
 
     def _tidy(self) -> None:
         """Removes the job folders, whose contents now lie in the runs; keeps the logs of what broke."""
@@ -121,7 +126,9 @@ class Job:
                     launch.stop()
                 time.sleep(0.05)
             self.error = launch.failure()
-            self._results.append((spec, folder, launch.results()))
+            results = launch.results()
+            self._ended_early = any(r["status"] == "stopped" for r in results)
+            self._results.append((spec, folder, results))
         finally:
             launch.close()
         if not self._stop.is_set() and not self.error:

@@ -90,7 +90,8 @@ def group(configs: Sequence[LabConfig], *, floor_pair: bool = True) -> list[Grou
                 arms[key] = arm
         run = list(arms.values())
         if floor_pair:
-            run += [Arm(name=f"{names[base]}.aa", config=base, role="aa") for base in _baselines(run)]
+            pairs = _baselines(run) or ([pick_baseline(members)] if len(run) > 1 else [])
+            run += [Arm(name=f"{names[base]}.aa", config=base, role="aa") for base in pairs]
         groups.append(Group(arms=tuple(run), aliases=tuple(aliases)))
     return groups
 

@@ -112,7 +112,8 @@ class Run:
         when = str(self.environment.get("recorded_at", ""))[:10]
         kinds = set(self.steps["profiled"]) if len(self.steps) else {False}
         how = "profiled" if kinds == {True} and not self.quoted else "unprofiled"
-        return f"{self.shown_source} {when} on {self.device_name}, {how}".replace("  ", " ")
+        drawn = ", simulated acceptance" if self.acceptance and self.acceptance.simulated else ""
+        return f"{self.shown_source} {when} on {self.device_name}, {how}{drawn}".replace("  ", " ")
 
     def step_us(self, *, profiled: bool = False, skip: int = 2) -> pd.DataFrame:
         """Steps as the maximum over ranks, one row a (process, repeat, step), from the third step of each block on."""
@@ -181,6 +182,8 @@ class Run:
                     shutil.copyfile(p, tmp / "traces" / p.name)
             (tmp / "run.json").write_text(json.dumps(self.to_json(), indent=1) + "\n")
             if folder.exists():
+                if not (folder / "run.json").is_file():
+                    raise LabError(f"{folder} is there already and is no run; choose another folder, or remove it.")
                 shutil.rmtree(folder)
             os.chmod(tmp, 0o755)
             tmp.rename(folder)
@@ -199,10 +202,24 @@ def read_run(folder: Path | str) -> Run:
         raise LabError(f"{folder} holds no run: run.json is missing.") from None
     except (OSError, ValueError) as e:
         raise LabError(f"{folder}/run.json cannot be read: {e}") from None
+    if not isinstance(d, dict):
+        raise LabError(f"{folder}/run.json is no run: it holds a {type(d).__name__}.")
     if d.get("schema") != SCHEMA:
         raise LabError(f"{folder} was written with run schema {d.get('schema')}; this version reads {SCHEMA}.")
+    try:
+        return _run_of(d, folder)
+    except LabError as e:
+        raise LabError(f"{folder}/run.json cannot be read: {e}") from None
+    except Exception as e:  # whatever is wrong with a file somebody edited
+        raise LabError(f"{folder} cannot be read as a run: {type(e).__name__}: {e}") from None
+
+
+def _run_of(d: dict[str, Any], folder: Path) -> Run:
     acc = d["acceptance"]
     steps = folder / "steps.parquet"
+    table = pd.read_parquet(steps) if steps.exists() else empty_steps()
+    if missing := set(STEP_COLUMNS) - set(table.columns):
+        raise LabError(f"steps.parquet lacks the columns {', '.join(sorted(missing))}.")
     return Run(
         name=d["name"],
         config=LabConfig.from_dict(d["config"]),
@@ -210,14 +227,14 @@ def read_run(folder: Path | str) -> Run:
         status=d["status"],
         role=d["role"],
         same_path_as=d["same_path_as"],
-        steps=pd.read_parquet(steps) if steps.exists() else empty_steps(),
+        steps=table,
         environment=d["environment"],
         acceptance=acc
         and Acceptance(accepted=tuple(acc["accepted"]), proposed=tuple(acc["proposed"]), simulated=acc["simulated"]),
         outputs=d["outputs"],
         ep=d["ep"],
         quoted=d["quoted"],
-        trace_paths=tuple(folder / "traces" / name for name in d["traces"]),
+        trace_paths=tuple(folder / "traces" / Path(name).name for name in d["traces"]),
         path=folder,
         loaded=True,
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Callable, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +34,10 @@ def run(
     job = start(
         [cfg], num_steps=num_steps, repeats=repeats, profile_steps=profile_steps, warmup_steps=warmup_steps, out=out
     )
-    return job.wait(on_progress=on_progress)[0]
+    runs = job.wait(on_progress=on_progress)
+    if not runs:
+        raise LabError("the job was stopped before anything was measured.")
+    return runs[0]
 
 
 def sweep(
@@ -99,12 +103,26 @@ def start(
     ):  # fmt: skip
         if isinstance(value, bool) or not isinstance(value, int) or value < least:
             raise LabError(f"{name}={value!r} is not a whole number of at least {least}.")
+    if not configs or not all(isinstance(c, LabConfig) for c in configs):
+        raise LabError(f"configs={configs!r} are not LabConfigs; lab.preset('tiny') makes one.")
+    _check_torch()
     groups = group(configs)
     folder = _out_folder(out, configs[0].preset)
     return Job(
         groups, out=folder, processes=processes, profile_processes=profile_processes, num_steps=num_steps, repeats=repeats,
         profile_steps=profile_steps, warmup_steps=warmup_steps,
     )  # fmt: skip
+
+
+def _check_torch() -> None:
+    try:
+        there = find_spec("torch") is not None
+    except ValueError:
+        there = False
+    if not there:
+        raise LabError(
+            "measuring needs torch, which is not installed: pip install 'dspark-lab[lab]'. Recorded runs need none."
+        )
 
 
 def _out_folder(out: str | Path | None, preset: str) -> Path:
@@ -116,6 +134,10 @@ def _out_folder(out: str | Path | None, preset: str) -> Path:
             if not folder.exists():
                 break
             folder = base.with_name(f"{base.name}-{k}")
+    if folder.is_dir() and any(p.name != ".jobs" for p in folder.iterdir()):
+        raise LabError(
+            f"out={str(folder)!r} holds other things; choose a new or empty folder, so that nothing is overwritten."
+        )
     try:
         (folder / ".jobs").mkdir(parents=True, exist_ok=bool(out))
     except FileExistsError:

@@ -25,10 +25,12 @@ def recorded_names() -> list[str]:
 def load_run(name: str | Path) -> Run:
     """A run by the name of one that ships, or by its folder. Raises `LabError` with the nearest name."""
     shipped = data_dir() / "recorded" / str(name)
-    if (shipped / "run.json").is_file():
-        return read_run(shipped)
-    if (Path(name) / "run.json").is_file():
-        return read_run(name)
+    for folder in (shipped, Path(name)):
+        try:
+            if (folder / "run.json").is_file():
+                return read_run(folder)
+        except OSError:
+            pass  # a name that no file can have
     names = recorded_names()
     raise LabError(
         f"no run {str(name)!r}: neither a folder with run.json nor one of {', '.join(names)}.{nearest(name, names)}"
@@ -36,7 +38,9 @@ def load_run(name: str | Path) -> Run:
 
 
 def load_runs(folder: str | Path) -> list[Run]:
-    """All runs below ``folder``, by name."""
+    """All runs below ``folder``, by name. Raises `LabError` where it is no folder."""
+    if not Path(folder).is_dir():
+        raise LabError(f"{folder} is no folder; give one that holds runs.")
     return [read_run(p.parent) for p in sorted(Path(folder).glob("**/run.json"))]
 
 

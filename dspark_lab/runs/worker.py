@@ -225,8 +225,14 @@ def die_with(parent_pid: int) -> None:
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG: the launcher of this rank
 
+    def alive() -> bool:
+        try:
+            return psutil.Process(parent_pid).status() != psutil.STATUS_ZOMBIE
+        except psutil.NoSuchProcess:
+            return False
+
     def watch() -> None:
-        while psutil.pid_exists(parent_pid):
+        while alive():
             time.sleep(1.0)
         os._exit(1)
 

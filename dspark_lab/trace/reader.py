@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import gzip
 import io
 import json
 import re
+import zlib
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,8 @@ from dspark_lab.errors import LabError
 from dspark_lab.trace.decode import BETWEEN, ReadLog, decode_run, loads_header, mend
 
 CHUNK_BYTES = 4 << 20
+#: Compressed bytes taken at a time: what they give stays in memory, a thousandfold at worst.
+_PIECE_BYTES = 1 << 16
 _EVENTS_KEY = re.compile(rb'"traceEvents"\s*:\s*\[')
 _ARRAY_END = re.compile(rb'\}\s*\]\s*(?=,\s*"|\}\s*$|$)')
 
@@ -35,12 +38,102 @@ def open_bytes(path: Path) -> Any:
         ) from err
     except OSError as err:
         raise LabError(f"{path} cannot be read: {err.strerror or err}") from err
-    try:
-        from isal import igzip
+    return _Gunzip(path)
 
-        return igzip.open(path, "rb")
+
+def _inflater() -> tuple[Any, Any]:
+    """(a decompressor of one gzip member, the errors it raises), of isal where present."""
+    try:
+        from isal import isal_zlib
     except ImportError:
-        return gzip.open(path, "rb")
+        return zlib.decompressobj(wbits=31), (zlib.error,)
+    return isal_zlib.decompressobj(wbits=31), (isal_zlib.error, zlib.error)
+
+
+class _Gunzip:
+    """The members of a gzip file, one after another; of a broken or cut one every byte that can be decoded.
+
+    ``broken`` says why the data ends too early, "" where it does not; ``ignored`` counts bytes behind the data that are none.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.broken = ""
+        self.ignored = 0
+        self._file = path.open("rb")
+        self._inflate, self._errors = _inflater()
+        self._begin = self._given = 0  # offset of the member in the file, and what it has given so far
+        self._ended = False
+
+    def __enter__(self) -> _Gunzip:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._file.close()
+
+    def read(self, size: int) -> bytes:
+        """At least ``size`` bytes where there are as many; b"" at the end."""
+        out: list[bytes] = []
+        while not self._ended and size > 0:
+            got = self._piece()
+            out.append(got)
+            size -= len(got)
+        return b"".join(out)
+
+    def _piece(self) -> bytes:
+        piece = self._file.read(_PIECE_BYTES)
+        if not piece:
+            self._ended, self.broken = True, "it ends before its end mark"
+            return b""
+        try:
+            got = self._inflate.decompress(piece)
+        except self._errors as err:
+            self._ended, self.broken = True, str(err)
+            return self._rescue(self._file.tell())
+        self._given += len(got)
+        if self._inflate.eof:
+            self._next_member(len(self._inflate.unused_data))
+        return got
+
+    def _next_member(self, unused: int) -> None:
+        """Goes to the member that follows ``unused`` bytes before here; padding with zeros is passed over."""
+        place = self._file.seek(-unused, io.SEEK_CUR)
+        while piece := self._file.read(_PIECE_BYTES):
+            rest = piece.lstrip(b"\0")
+            place += len(piece) - len(rest)
+            if rest:
+                break
+        self._file.seek(place)
+        magic = self._file.read(2)
+        self._file.seek(place)
+        if magic != b"\x1f\x8b":
+            self._ended, self.ignored = True, self._file.seek(0, io.SEEK_END) - place
+        self._begin, self._given = place, 0
+        self._inflate, self._errors = _inflater()
+
+    def _rescue(self, end: int) -> bytes:
+        """What the member gives beyond what was read, decoded again and byte by byte before the fault, which lies before ``end``."""
+        self._file.seek(self._begin)
+        inflate, skip, out = zlib.decompressobj(wbits=31), self._given, []
+        while piece := self._file.read(min(_PIECE_BYTES, end - self._file.tell())):
+            before = inflate.copy()
+            try:
+                got = inflate.decompress(piece)
+            except zlib.error:
+                got = _until_fault(before, piece)
+                end = 0
+            out.append(got[skip:])
+            skip = max(0, skip - len(got))
+            if not end or inflate.eof:
+                break
+        return b"".join(out)
+
+
+def _until_fault(inflate: Any, piece: bytes) -> bytes:
+    out = bytearray()
+    with suppress(zlib.error):
+        for i in range(len(piece)):
+            out += inflate.decompress(piece[i : i + 1])
+    return bytes(out)
 
 
 class TraceFile:
@@ -86,14 +179,21 @@ class TraceFile:
 
     def _more(self) -> bytes:
         try:
-            return self._stream.read(self._chunk_bytes)
-        except EOFError:
+            got = self._stream.read(self._chunk_bytes)
+        except OSError as err:
             self.log.truncated = True
+            self.log.notes.append(f"reading broke off ({err.strerror or err}); what came before it was read")
             return b""
-        except (OSError, ValueError, RuntimeError) as err:  # a gzip stream that is broken in the middle
+        if self._broken_gzip and not self.log.truncated:
             self.log.truncated = True
-            self.log.notes.append(f"the compressed data is broken ({err}); what came before it was read")
-            return b""
+            self.log.notes.append(f"the compressed data is broken ({self._broken_gzip}); what came before it was read")
+        if ignored := getattr(self._stream, "ignored", 0):
+            self.log.notes.append(f"{ignored} bytes after the compressed data are no gzip and were ignored")
+        return got
+
+    @property
+    def _broken_gzip(self) -> str:
+        return getattr(self._stream, "broken", "")
 
     def _start(self) -> tuple[bytes, int]:
         """Up to the first event: (bytes read beyond, their offset). Raises LabError where this is no trace."""
@@ -109,12 +209,16 @@ class TraceFile:
             )
             return head[blank + 1 :], blank + 1
         if first != b"{":
-            raise self._no_trace(head, "it is empty" if not head.strip() else "it is no JSON object or array")
+            if not head.strip():
+                why = f"a broken gzip that gives no text ({self._broken_gzip})" if self._broken_gzip else "it is empty"
+                raise self._no_trace(head, why)
+            raise self._no_trace(head, "it is no JSON object or array")
         found = _EVENTS_KEY.search(head)
         while found is None:
             more = self._more()
             if not more:
-                raise self._no_trace(head, 'a JSON object without "traceEvents"')
+                gzip = f"a broken gzip ({self._broken_gzip}) of " if self._broken_gzip else ""
+                raise self._no_trace(head, f'{gzip}a JSON object without "traceEvents"')
             head += more
             found = _EVENTS_KEY.search(head, max(0, len(head) - len(more) - 64))
         self.header = loads_header(head[: found.start()] + b'"_":0}')

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import gzip
 import json
+import sys
+import zlib
 
 import numpy as np
+import pandas as pd
 import pytest
 
 from dspark_lab.errors import LabError
@@ -87,6 +91,61 @@ def test_truncated_anywhere_never_crashes(sound, write):
         assert table.log.truncated
         assert before <= len(table.events) <= whole
         before = len(table.events)
+
+
+@pytest.fixture(params=["isal", "zlib"])
+def library(request, monkeypatch) -> str:
+    """The decompressor: isal where it is installed, and the standard library in its absence."""
+    if request.param == "zlib":
+        monkeypatch.setitem(sys.modules, "isal", None)
+    return request.param
+
+
+@pytest.mark.usefixtures("library")
+@pytest.mark.parametrize("how", ["cut", "broken"])
+def test_cut_or_broken_gzip_keeps_all_that_can_be_decoded(sound, write, how):
+    whole = read_events(write(sound)).events
+    zipped = gzip.compress(sound.encode())
+    seen = []
+    for at in range(len(zipped) // 4, len(zipped), len(zipped) // 9):
+        text = zlib.decompressobj(wbits=31).decompress(zipped[:at])
+        data = zipped[:at] + (b"" if how == "cut" else b"\xff" * 40 + zipped[at + 40 :])
+        table = read_events(write(data, "cut.json.gz"))
+        assert table.log.truncated
+        assert any("compressed data is broken" in n for n in table.log.notes)
+        plain = read_events(write(text, "cut.json")).events
+        assert len(plain) - 1 <= len(table.events) <= len(plain) + (how == "broken") * len(whole)
+        if how == "cut":
+            pd.testing.assert_frame_equal(table.events, plain)
+        seen.append(len(table.events))
+    assert seen[-1] > 20
+
+
+@pytest.mark.usefixtures("library")
+def test_long_gzip_cut_short_keeps_its_last_events(write):
+    events = [
+        {"ph": "X", "cat": "cpu_op", "name": f"op {i * i % 9973}", "pid": 1, "tid": 7, "ts": i, "dur": 1}
+        for i in range(60_000)
+    ]
+    zipped = gzip.compress(json.dumps({"traceEvents": events}).encode(), 1)
+    assert len(read_events(write(zipped)).events) == 60_000
+    text = zlib.decompressobj(wbits=31).decompress(zipped[:-2000])
+    assert len(read_events(write(zipped[:-2000])).events) == text.count(b"}") > 50_000
+    assert len(read_events(write(zipped[:-2000] + bytes([255]) * 2000)).events) >= text.count(b"}") - 1
+    wrong_sum = zipped[:-8] + b"abcd" + zipped[-4:]
+    assert len(read_events(write(wrong_sum)).events) == 60_000
+    assert read_events(write(wrong_sum)).log.truncated
+
+
+@pytest.mark.usefixtures("library")
+def test_gzip_members_padding_and_what_follows(sound, write, ok):
+    half, raw = len(sound) // 2, sound.encode()
+    two = gzip.compress(raw[:half]) + gzip.compress(raw[half:])
+    for after, clean in ((b"", True), (b"\0" * 100_000, True), (b"\0\0garbage", False)):
+        trace = open_trace(write(two + after))
+        assert figures(trace) == ok
+        assert not trace.integrity.truncated
+        assert any("were ignored" in m for m in trace.integrity.messages) is not clean
 
 
 def test_no_duration_is_left_out_and_counted(traces, ok):
@@ -237,8 +296,6 @@ def test_huge_integer_does_not_overflow(sound, write, ok):
 
 
 def test_name_and_suffix_do_not_matter(sound, write, ok):
-    import gzip
-
     assert figures(open_trace(write(sound, "trace.json"))) == ok
     assert figures(open_trace(write(gzip.compress(sound.encode()), "zipped.json"))) == ok
     assert figures(open_trace(write(sound, "plain.json.gz"))) == ok
@@ -293,7 +350,10 @@ def test_several_writers_are_told(sound, write):
         ('{"a": 1}', "traceEvents"),
         ("", "empty"),
         ("[1, 2]", "no events"),
-        (b"\x1f\x8bnot gzip", "w.1"),
+        (b"\x1f\x8bnot gzip", "broken gzip"),
+        (b"\x1f\x8b", "broken gzip"),
+        (gzip.compress(b'{"traceEvents": []}')[:12], "broken gzip"),
+        (gzip.compress(b""), "it is empty"),
     ],
 )
 def test_no_trace_is_refused(write, content, seen):

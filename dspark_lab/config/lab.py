@@ -85,6 +85,10 @@ class LabConfig:
     @classmethod
     def from_dict(cls, flat: dict[str, Any]) -> LabConfig:
         """The inverse of `to_dict`. Raises `LabError` on an unknown or missing name."""
+        if not isinstance(flat, dict):
+            raise LabError(
+                f"a config is a dict of toggles by name, as to_dict() gives; this is a {type(flat).__name__}."
+            )
         parts: dict[str, dict[str, Any]] = {}
         for name, value in flat.items():
             parts.setdefault(_part_of(name), {})[name] = _frozen(value)

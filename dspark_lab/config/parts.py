@@ -37,7 +37,14 @@ class DecoderConfig:
 
     @property
     def num_moe_layers(self) -> int:
-        return sum(self.is_moe_layer(i) for i in range(self.num_hidden_layers))
+        if not self.num_experts:
+            return 0
+        dense = sum((i + 1) % self.decoder_sparse_step == 0 for i in self._listed)
+        return self.num_hidden_layers // self.decoder_sparse_step - dense
+
+    @property
+    def _listed(self) -> set[int]:
+        return {i for i in self.mlp_only_layers if 0 <= i < self.num_hidden_layers}
 
 
 @dataclass(frozen=True, kw_only=True)

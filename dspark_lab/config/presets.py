@@ -150,6 +150,6 @@ PRESETS: dict[str, Callable[[], LabConfig]] = {
 
 def preset(name: str, **toggles: Any) -> LabConfig:
     """The preset ``name`` (a key of `PRESETS`) with toggles changed. Raises `LabError` on unknown names."""
-    if name not in PRESETS:
+    if not isinstance(name, str) or name not in PRESETS:
         raise unknown("preset", name, PRESETS)
     return PRESETS[name]().replace(**toggles)

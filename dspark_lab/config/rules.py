@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from dspark_lab.config import choices
 from dspark_lab.config.choices import parse_alloc
+from dspark_lab.config.kinds import LEGAL, check_fields, shown
 from dspark_lab.config.parts import DecoderConfig
 from dspark_lab.errors import LabError, unknown
 
@@ -21,43 +22,72 @@ def check(cfg: LabConfig) -> None:
         rule(cfg)
 
 
+def _preset(cfg: LabConfig) -> None:
+    """The label names folders of runs."""
+    if not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,63}", cfg.preset) or ".." in cfg.preset:
+        raise LabError(
+            f"preset={shown(cfg.preset)} is no safe label: it names folders of runs; choose 1 to 64 letters, digits, '.', '_' "
+            "and '-', without '..', and a letter, digit or '_' first."
+        )
+
+
+def _kinds(cfg: LabConfig) -> None:
+    check_fields(cfg)
+    m = cfg.model
+    check_fields(m)
+    check_fields(cfg.parallel)
+    check_fields(cfg.engine)
+    check_fields(m.drafter)
+    check_decoder(m.target, "target_")
+    check_decoder(m.draft, "draft_")
+
+
+def check_decoder(c: DecoderConfig, prefix: str = "") -> None:
+    """Raises `LabError` where the shape ``c`` of a stack of layers is none; ``prefix`` goes before the names."""
+    check_fields(c, prefix)
+    for name in ("rms_norm_eps", "rope_theta"):
+        if getattr(c, name) <= 0:
+            raise LabError(f"{prefix}{name}={getattr(c, name)!r} is not a finite number above 0.")
+    if c.head_dim % 2:
+        raise LabError(f"{prefix}head_dim={c.head_dim} is odd, and rotary positions turn pairs; choose an even one.")
+    if c.num_attention_heads % c.num_key_value_heads:
+        raise LabError(
+            f"{prefix}num_attention_heads={c.num_attention_heads} is no multiple of "
+            f"{prefix}num_key_value_heads={c.num_key_value_heads}; each K/V head serves equally many."
+        )
+    if not c.num_experts:
+        return
+    if not 1 <= c.num_experts_per_tok <= c.num_experts:
+        raise LabError(
+            f"{prefix}num_experts_per_tok={c.num_experts_per_tok} is outside 1 to {c.num_experts}, "
+            f"which is {prefix}num_experts."
+        )
+    if c.moe_intermediate_size < 1:
+        raise LabError(
+            f"{prefix}moe_intermediate_size={c.moe_intermediate_size} is not a whole number of at least 1, which "
+            f"{c.num_experts} experts need; choose one, or {prefix}num_experts=0."
+        )
+
+
 def _choices(cfg: LabConfig) -> None:
     e, m, p = cfg.engine, cfg.model, cfg.parallel
-    for name, value, legal in (
-        ("device", e.device, choices.DEVICES),
-        ("verify", e.verify, choices.VERIFY),
-        ("layout", e.layout, choices.LAYOUTS),
-        ("dtype", m.dtype, choices.DTYPES),
-        ("weights", m.weights, choices.WEIGHTS),
-        ("markov_head", m.drafter.markov_head, choices.MARKOV_HEADS),
-        ("placement", p.placement, choices.PLACEMENTS),
-    ):
-        if value not in legal:
-            raise unknown(name, value, legal)
+    for part in (e, m, m.drafter, p):
+        for name, value in vars(part).items():
+            if name in LEGAL and name != "alloc" and value not in LEGAL[name]:
+                raise unknown(name, value, LEGAL[name])
     parse_alloc(e.alloc)
 
 
 def _numbers(cfg: LabConfig) -> None:
-    e, m, p = cfg.engine, cfg.model, cfg.parallel
-    for name, value in (
-        ("batch_size", e.batch_size),
-        ("block_size", m.drafter.block_size),
-        ("ep_size", p.ep_size),
-        ("tp_size", p.tp_size),
-        ("attn_dp", p.attn_dp),
-        ("moe_dp", p.moe_dp),
-        ("prompt_len", e.prompt_len),
-        ("max_new_tokens", e.max_new_tokens),
-        ("context_len", m.context_len),
-    ):
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise LabError(f"{name}={value!r} is not a whole number of at least 1.")
+    e = cfg.engine
     if not 0.0 <= e.confidence_threshold <= 1.0:
         raise LabError(
             f"confidence_threshold={e.confidence_threshold!r} is not between 0 and 1; 0 keeps every block whole."
         )
-    if not (e.host_work_us >= 0 and math.isfinite(e.host_work_us)):
+    if e.host_work_us < 0:
         raise LabError(f"host_work_us={e.host_work_us!r} is not a time: microseconds, at least 0.")
+    if not e.buckets:
+        raise LabError(f"buckets=[] has no batch size to pad to; give at least one of {e.batch_size} or more.")
     if e.batch_size > max(e.buckets):
         raise LabError(f"batch_size={e.batch_size} is over the largest bucket, {max(e.buckets)}; give larger buckets.")
 
@@ -119,7 +149,8 @@ def _tensor_parallel(cfg: LabConfig) -> None:
 
 def _common_divisors(*values: int) -> str:
     whole = math.gcd(*values)
-    return ", ".join(str(d) for d in range(1, whole + 1) if whole % d == 0)
+    small = [d for d in range(1, math.isqrt(whole) + 1) if whole % d == 0]
+    return ", ".join(map(str, sorted({*small, *(whole // d for d in small)})))
 
 
 def _scalar(cfg: LabConfig) -> None:
@@ -191,6 +222,8 @@ def _context(cfg: LabConfig) -> None:
 
 
 RULES: tuple[Callable[[LabConfig], None], ...] = (
+    _kinds,
+    _preset,
     _choices,
     _numbers,
     _drafter,

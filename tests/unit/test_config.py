@@ -77,6 +77,74 @@ def test_bad_values_are_named_with_the_way_out(toggles: dict, said: list[str]) -
     assert "\n" not in str(e.value)
 
 
+WRONG: dict[str, tuple] = {
+    "seed": ("7", 1.0, True, -1, None),
+    "device": (0, None, ["cpu"]),
+    "mask_padding": ("yes", 1, None),
+    "use_graph": (1, "False"),
+    "overlap": ("off",),
+    "buckets": ([], 4, "1,2", [0, 4], [4, -1], [4.0], [True], [[4]], None),
+    "confidence_threshold": ("0.5", True, None, float("nan"), -0.1),
+    "simulated_accept_length": ("3", True, float("inf"), [3.0]),
+    "host_work_us": ("200", True, None, -1, float("inf"), 10**400),
+    "alloc": (None, 3, ["none"], {}),
+    "target_layer_ids": (["a"], [[1]], 0, "01", [0.0], [], [True]),
+    "mask_token_id": (1.0, "255", None, True, -1),
+    "markov_rank": (-1, 1.5, True, "48"),
+    "enable_confidence_head": (1, "no"),
+    "target_path": (5, ["a"]),
+    "weights": (None, ["random"]),
+    "dtype": (32, None),
+    "max_new_tokens": (0, -1, True, "8"),
+    "target_vocab_size": (1, "256", 256.0),
+    "draft_num_hidden_layers": (0, True, -2),
+    "target_num_attention_heads": (0, -1, 3),
+    "target_head_dim": (-16, 15, "16"),
+    "target_num_experts": (-1, "8"),
+    "target_num_experts_per_tok": (0, 9, -1, 1.0),
+    "draft_moe_intermediate_size": (0, -1),
+    "draft_decoder_sparse_step": (0, -1),
+    "target_rms_norm_eps": (0, float("nan"), -1e-6, "1e-6"),
+    "draft_rope_theta": (0.0, float("inf"), None),
+    "target_mlp_only_layers": (["a"], 0),
+    "draft_tie_word_embeddings": (0,),
+    "preset": (None, 3, "", "a/b", "..", "a..b", "a b", "a\n", "é", "x" * 65, "-x", ".x"),
+}
+
+
+@pytest.mark.parametrize(("name", "value"), [(n, v) for n, values in WRONG.items() for v in values])
+def test_wrong_types_and_sizes_are_named(name: str, value) -> None:
+    cfg = preset("tiny")
+    for make in (lambda: cfg.replace(**{name: value}), lambda: LabConfig.from_dict({**cfg.to_dict(), name: value})):
+        with pytest.raises(LabError) as e:
+            make()
+        assert f"{name}=" in str(e.value)
+        assert "\n" not in str(e.value)
+        assert len(str(e.value)) < 300
+
+
+def test_whole_numbers_are_numbers_and_labels_are_free() -> None:
+    cfg = preset("tiny", host_work_us=5, simulated_accept_length=2, buckets=[4, 8], preset="my-run_1.b")
+    assert (cfg.engine.host_work_us, cfg.engine.buckets, cfg.preset) == (5, (4, 8), "my-run_1.b")
+    assert LabConfig.from_dict(cfg.to_dict()) == cfg
+
+
+def test_a_list_of_toggles_is_no_config() -> None:
+    with pytest.raises(LabError, match="list"):
+        LabConfig.from_dict([])  # type: ignore[arg-type]
+    with pytest.raises(LabError, match="preset="):
+        preset(["tiny"])  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("step", [1, 2, 3])
+@pytest.mark.parametrize("dense", [(), (0, 3), (1, 1, 5, 99, -1)])
+def test_moe_layers_are_counted(step: int, dense: tuple[int, ...]) -> None:
+    t = preset(
+        "tiny", target_num_hidden_layers=7, target_decoder_sparse_step=step, target_mlp_only_layers=dense
+    ).model.target
+    assert t.num_moe_layers == sum(t.is_moe_layer(i) for i in range(7))
+
+
 def test_unknown_preset_names_the_nearest() -> None:
     with pytest.raises(LabError, match=r"'tinny'.*tiny, small.*Did you mean 'tiny'"):
         preset("tinny")

@@ -249,6 +249,9 @@ class Board:
         if turned == "preset":
             self.base = preset(self._mine["preset"])
             self._asked[True] = {n: self.base.toggle(n) for n in FACETS}
+        if why := reasons.no_torch():
+            self._grey(why)
+            return
         neutral = self._neutral()
         for name in FACETS:
             choices = [self._live_choice(neutral, name, v) for v in sorted({*VALUES[name], self._asked[True][name]})]
@@ -267,6 +270,15 @@ class Board:
             self.toggles[name].offer([Choice(value=v) for v in values], self._mine[name])
         self._settle_switches()
         self.toggles["alloc"].offer(reasons.arms_here(self._neutral()))
+
+    def _grey(self, why: str) -> None:
+        """Shows what a live run would be, not to be turned; the reason stands once, under the strategies."""
+        for name in (*FACETS, *self._mine):
+            self.toggles[name].fix(self._asked[True][name] if name in FACETS else self._mine[name])
+        for name, toggle in self.toggles.items():
+            if name != "alloc":
+                toggle.say(why, disabled=True, aloud=False)
+        self.toggles["alloc"].offer([Choice(value=a, reason=why) for a in ALLOCS])
 
     def _settle_switches(self) -> None:
         threshold = self.toggles["confidence_threshold"]

@@ -67,12 +67,14 @@ class Frame:
         width = int(getattr(self.fit, "width", 0))
         return max(width - 14, 0)
 
-    def offer_run(self, *, live: bool, running: bool) -> None:
-        """Which of Run and Stop can be pressed, and why not."""
-        self.run.disabled, self.stop.disabled = running or not live, not running
+    def offer_run(self, *, live: bool, running: bool, why: str = "") -> None:
+        """Which of Run and Stop can be pressed, and why not; ``why``: nothing runs here at all."""
+        self.run.disabled, self.stop.disabled = running or not live or bool(why), not running
         self.run.tooltip = (
             "a job runs"
             if running
+            else why
+            if live and why
             else "measure the chosen strategies here"
             if live
             else "recorded runs need no Run; choose This machine"

@@ -14,7 +14,7 @@ import plotly.graph_objects as go
 from dspark_lab.config import LabConfig
 from dspark_lab.errors import LabError, unknown
 from dspark_lab.runs.record import Run
-from dspark_lab.view import snippet, tables
+from dspark_lab.view import reasons, snippet, tables
 from dspark_lab.view.board import Board
 from dspark_lab.view.frame import Frame
 from dspark_lab.view.guard import Guard
@@ -187,7 +187,7 @@ class Panel:
         self._shown = Shown(runs=tuple(runs), table=table, hint=hint)
         self._finding = self._found(hint, note)
         self.frame.sentence.value = self._finding.html
-        self.frame.offer_run(live=live, running=self._running)
+        self._offer_run()
         self._draw()
 
     def _found(self, hint: str, note: str) -> Finding:
@@ -252,6 +252,8 @@ class Panel:
 
     def _live_runs(self) -> tuple[list[Run], str, str]:
         arms = self.board.arms
+        if why := reasons.no_torch():
+            return [], f"Nothing can be measured here: {why}.", ""
         if not arms:
             return [], "No strategy is chosen: tick one on the left.", ""
         key = _key(self.board.config())
@@ -313,10 +315,17 @@ class Panel:
     def _running(self) -> bool:
         return self._watch is not None and not self._watch.done
 
+    def _offer_run(self, *, running: bool | None = None) -> None:
+        live = self.source == "live"
+        running = self._running if running is None else running
+        self.frame.offer_run(live=live, running=running, why=reasons.no_torch() if live else "")
+
     def run(self) -> None:
         """Starts to measure the chosen arms on this machine; returns at once. Progress shows, Stop answers."""
         if self.source != "live":
             raise LabError("recorded runs are not measured again; choose This machine to run.")
+        if why := reasons.no_torch():
+            raise LabError(f"{why}.")
         if self._running:
             raise LabError("a job runs already; wait for it, or press Stop.")
         if not self.board.arms:
@@ -328,7 +337,7 @@ class Panel:
         self._watch = Watch(
             self._job, tick=lambda p: self.frame.show_progress(p, **blocks), end=lambda p: self._ended(p, key), broken=self._broke
         )  # fmt: skip
-        self.frame.offer_run(live=True, running=True)
+        self._offer_run(running=True)
         self._watch.start()
 
     def stop(self) -> None:
@@ -354,7 +363,7 @@ class Panel:
             self._measured.setdefault(key, {})[arm_of(r), r.role] = r
         if key in self._measured:
             self._measured[key] = self._measured.pop(key)
-        self.frame.offer_run(live=self.source == "live", running=False)
+        self._offer_run(running=False)
         if progress.state == "failed":
             error = self._job.error
             self.guard.show(
@@ -368,7 +377,7 @@ class Panel:
 
     def _broke(self, error: Exception) -> None:
         """What was to be watched cannot be: red, Run can be pressed again, and a job that nobody sees is told to end."""
-        self.frame.offer_run(live=self.source == "live", running=False)
+        self._offer_run(running=False)
         self.frame.broken()
         self.guard.show(error)
         try:

@@ -14,6 +14,7 @@ from dspark_lab.view.recordings import matching
 
 WORDS = {"ep_size": "EP", "tp_size": "TP", "batch_size": "batch", "block_size": "γ", "alloc": "", "use_graph": "graphs", "preset": "preset",
          "host_work_us": "host work", "mask_padding": "mask padding"}  # fmt: skip
+NO_TORCH = "no torch: pip install 'dspark-lab[lab]'"
 FACETS = ("tp_size", "ep_size", "batch_size", "block_size")
 """Toggles of a live run whose legal values depend on each other, in the order in which they are settled."""
 
@@ -87,6 +88,15 @@ def arms_on_record(table: pd.DataFrame, at: dict[str, Any]) -> list[Choice]:
     ]
 
 
+def no_torch() -> str:
+    """Why nothing at all runs here; empty where torch can be imported."""
+    try:
+        import torch  # noqa: F401  # pyright: ignore[reportUnusedImport]
+    except ImportError:
+        return NO_TORCH
+    return ""
+
+
 def graphs_here(device: str) -> str:
     """Why CUDA graphs cannot run here; empty where they can."""
     if device == "cpu":
@@ -135,7 +145,7 @@ def not_live(cfg: LabConfig, **change: Any) -> str:
     try:
         from dspark_lab.engine.decode import check_runnable
     except ImportError:
-        return "nothing runs here without torch: pip install 'dspark-lab[lab]'"
+        return NO_TORCH
     try:
         check_runnable(cfg.replace(**change))
     except LabError as e:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from dspark_lab.config import preset
 from dspark_lab.errors import LabError, RunFailed
 from dspark_lab.runs import store
 from dspark_lab.view.panel import Panel, panel
+from dspark_lab.view.reasons import FACETS
 from tests.unit.view.conftest import FakeJob, capture, measured
 
 
@@ -332,3 +334,27 @@ def test_what_runs_live_and_why_not() -> None:
     t["device"].value = "cpu"
     assert t["use_graph"].control.disabled
     assert "CUDA graphs need" in t["use_graph"].reason
+
+
+def test_without_torch_nothing_can_be_turned_and_it_says_why(shipped: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torch", None)
+    monkeypatch.delitem(sys.modules, "dspark_lab.engine.decode", raising=False)
+    why = "no torch: pip install 'dspark-lab[lab]'"
+    later = panel(strict=True)
+    recorded = later.sentence
+    later.source = "live"
+    for p in (panel(source="live", strict=True), later):
+        for name in (*FACETS, "num_steps", "use_graph", "device"):
+            assert p.toggles[name].control.disabled
+            assert p.toggles[name].reason == why
+        assert all(box.disabled for box in p.toggles["alloc"].boxes.values())
+        assert why in p.toggles["alloc"].reason
+        assert why in p.sentence
+        assert p.frame.run.disabled
+        assert p.frame.run.tooltip == why
+        assert not p.errors
+        with pytest.raises(LabError, match="no torch"):
+            p.run()
+    later.source = "recorded"
+    assert later.sentence == recorded
+    assert not later.toggles["tp_size"].control.disabled

@@ -111,7 +111,7 @@ def decode_run(text: bytes, offset: int, log: ReadLog, *, exact: bool = False) -
     """Events of ``text``: events with commas between and nothing around. ``offset`` is the place of its first byte in the file."""
     try:
         return decoder(exact)(b"[" + text + b"]")
-    except ValueError:
+    except (ValueError, RecursionError):
         return _decode_each(text, offset, log, exact)
     except Exception as err:  # msgspec's errors are no ValueError in every version
         if type(err).__module__.split(".")[0] != "msgspec":
@@ -172,7 +172,7 @@ def mend(piece: bytes, offset: int, log: ReadLog) -> PlainEvent | None:
 def _loads(text: str) -> Any:
     try:
         return json.loads(text, strict=False, parse_constant=_refuse)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
 
 

@@ -13,6 +13,7 @@ The table (``read_events``) has one row an event that has a duration (``ph`` X),
 from __future__ import annotations
 
 import gc
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
@@ -40,6 +41,7 @@ _INT64_MAX = np.iinfo(np.int64).max
 #: Below 2**43 µs a double holds three decimals of a microsecond apart, and rounding gives the exact nanosecond.
 _EXACT_US = float(1 << 43)
 _LABEL_BASE = -1000
+_INTEGER = re.compile(r"-?[0-9]{1,18}")
 
 
 @dataclass
@@ -157,7 +159,7 @@ class _Columns:
     def _labelled(self, values: list[Any]) -> np.ndarray:
         out = np.empty(len(values), dtype=np.int64)
         for i, v in enumerate(values):
-            digits = isinstance(v, str) and v.lstrip("-").isdigit() and len(v) < 19
+            digits = isinstance(v, str) and _INTEGER.fullmatch(v)
             if digits or (isinstance(v, (int, float)) and abs(v) <= _INT64_MAX):
                 out[i] = int(v)
             else:

@@ -240,7 +240,7 @@ class TraceFile:
         whole = rest.strip().rstrip(b",").rstrip()
         try:
             json.loads(whole or b"{}")
-        except ValueError:
+        except (ValueError, RecursionError):
             self.log.truncated = True
             mend(whole, offset, self.log)
             return b""
@@ -273,6 +273,6 @@ def _array_end(rest: bytes) -> tuple[int | None, bytes]:
                 "utf-8", "surrogateescape"
             )
         return None, b""
-    except ValueError:
+    except (ValueError, RecursionError):
         found = _ARRAY_END.search(rest)
         return (found.start() + 1, rest[found.end() :]) if found else (None, b"")

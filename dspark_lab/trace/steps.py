@@ -22,6 +22,7 @@ STEP_PATTERNS: tuple[tuple[str, str], ...] = (
     ("vLLM execute_model label", r"(?:^|[.:_ ])execute_model\b"),
 )
 _ANNOTATIONS = ("user_annotation",)
+_MAX_DIGITS = 18  # every such number fits 64 bits
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,8 +118,11 @@ def _windows(rows: pd.DataFrame, pattern: str, source: str) -> StepWindows:
         end, np.append(start[1:], end[-1])
     )  # neighbours may overlap by nanoseconds where stacks are recorded
     found = [re.search(pattern, n) for n in names]
-    digits = [m[1] if m is not None and m.re.groups and m[1] is not None and m[1].isdigit() else None for m in found]
-    labels = np.arange(len(names)) if None in digits else np.array([int(d or 0) for d in digits])
+    digits = [m[1] if m is not None and m.re.groups and m[1] is not None and m[1].isdecimal() else None for m in found]
+    if any(d is not None and len(d) > _MAX_DIGITS for d in digits):
+        messages.append(f"step numbers have more than {_MAX_DIGITS} digits; steps are numbered by their order instead")
+        digits = [None]
+    labels = np.arange(len(names)) if None in digits else np.array([int(d or 0) for d in digits], dtype=np.int64)
     if (np.diff(labels) <= 0).any():
         messages.append("step numbers repeat or go back; steps are numbered by their order instead")
         labels = np.arange(len(names))

@@ -13,6 +13,7 @@ import pytest
 
 from dspark_lab.errors import LabError
 from dspark_lab.trace import Trace, TraceSet, open_trace, summarize
+from dspark_lab.trace.decode import decoder
 from dspark_lab.trace.events import COLUMNS, read_events
 
 FIGURES = ("num_steps", "step_us_p50", "step_us_mean", "gpu_span_us_per_step", "kernels_per_step", "launch_lead_us_p50")
@@ -293,6 +294,59 @@ def test_huge_integer_does_not_overflow(sound, write, ok):
     assert trace.events["external_id"].dtype == np.int64
     assert sum(trace.integrity.counts.values()) == 1
     assert open_trace(write(sound.replace('"stream": 7', f'"stream": {2**80}', 1))).integrity.num_repaired == 1
+
+
+@pytest.mark.parametrize("number", ["9" * 20, "9" * 5000, "9223372036854775807"])
+def test_step_numbers_beyond_64_bits_give_way_to_the_order(sound, write, ok, number):
+    trace = open_trace(write(sound.replace("ProfilerStep#6", f"ProfilerStep#{number}")))
+    assert figures(trace) == ok
+    assert trace.steps()["step"].tolist() == [0, 1, 2]
+    assert any("numbered by their order" in m for m in trace.integrity.messages)
+
+
+def test_step_numbers_of_an_own_pattern_are_decimal(sound, write):
+    trace = open_trace(write(sound.replace("ProfilerStep#6", "ProfilerStep#²")), step_pattern="^ProfilerStep#(.)")
+    assert trace.steps()["step"].tolist() == [0, 1, 2]
+
+
+@pytest.mark.parametrize("tid", ["--5", "²", "9" * 5000])
+def test_threads_with_odd_names(sound, write, ok, tid):
+    given = json.loads(sound)
+    next(e for e in given["traceEvents"] if e.get("cat") == "cpu_op")["tid"] = tid
+    assert figures(open_trace(write(given))) == ok
+
+
+@pytest.mark.parametrize("without", ["", "msgspec"])
+@pytest.mark.parametrize(("opening", "closing"), [("[", "]"), ('{"a":', "}")])
+@pytest.mark.parametrize("closed", [True, False])
+def test_deep_nesting_is_refused_or_left_out(sound, write, monkeypatch, without, opening, closing, closed):
+    depth = 100_000
+    deep = opening * depth + ("1" + closing * depth if closed else "")
+    monkeypatch.setitem(sys.modules, *((without, None) if without else ("unused", None)))
+    decoder.cache_clear()
+    try:
+        first = '{"ph": "X", "cat": "cpu_op", "name": "deep", "pid": 1, "tid": 7, "ts": 0, "dur": 1, "args": '
+        cases = [
+            deep,
+            f'{{"traceEvents": {deep}',
+            f'{{"traceEvents": [{deep}]}}',
+            f'{{"a": {deep}, "traceEvents": []}}',
+        ]
+        cases += [f'{{"traceEvents": [{first}{deep}}}]}}', f"[{first}{deep}}}, {first}{{}}}}]"]
+        cases += [sound.rstrip().removesuffix("}") + f', "more": {deep}}}']
+        for case in cases:
+            try:
+                trace = open_trace(write(case))
+            except LabError:
+                continue
+            json.dumps(summarize(trace), allow_nan=False)
+        if closed:
+            whole = sound.replace('"traceEvents": [', f'"traceEvents": [{first}{deep}}}, ', 1)
+            trace = open_trace(write(whole))
+            assert len(trace.events) == 30
+            assert trace.integrity.num_dropped == 1
+    finally:
+        decoder.cache_clear()
 
 
 def test_name_and_suffix_do_not_matter(sound, write, ok):

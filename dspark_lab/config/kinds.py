@@ -6,7 +6,7 @@ import math
 from dataclasses import MISSING, Field, fields
 from functools import cache
 from types import NoneType
-from typing import Any, get_args, get_origin, get_type_hints
+from typing import Any, TypeGuard, get_args, get_origin, get_type_hints
 
 from dspark_lab.config import choices
 from dspark_lab.errors import LabError, unknown
@@ -62,7 +62,7 @@ def shown(value: Any) -> str:
     return text if len(text) <= 80 else f"{text[:77]}..."
 
 
-def is_int(value: Any) -> bool:
+def is_int(value: Any) -> TypeGuard[int]:
     """A whole number; True and False are none."""
     return isinstance(value, int) and not isinstance(value, bool)
 

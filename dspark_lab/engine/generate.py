@@ -9,7 +9,7 @@ import torch
 from dspark_lab.config import LabConfig
 from dspark_lab.device import resolve
 from dspark_lab.engine.decode import DecodeEngine
-from dspark_lab.engine.request import Request, check_prompt
+from dspark_lab.engine.request import Request, check_limit, check_prompt, check_prompts
 from dspark_lab.models.batch import ForwardBatch, ForwardMode
 from dspark_lab.models.decoder import Target
 from dspark_lab.models.drafter import Drafter
@@ -38,15 +38,17 @@ def generate(
 ) -> list[Generated]:
     """Continues each prompt by speculative decoding, greedily and losslessly; batches of ``batch_size``, ragged prompts allowed.
 
-    ``models`` are built from ``cfg`` where not given. Raises `LabError` before the first step for a prompt that cannot run.
+    ``models`` are built from ``cfg`` where not given. Raises `LabError` before the first step for a prompt that cannot run
+    and for ``max_new_tokens`` below 1 (None: the config's).
     """
-    limit = max_new_tokens or cfg.engine.max_new_tokens
+    limit = cfg.engine.max_new_tokens if max_new_tokens is None else check_limit(max_new_tokens)
+    check_prompts(prompts)
     for prompt in prompts:
         check_prompt(prompt, cfg, max_new_tokens=limit)
     device = resolve(cfg.engine.device)
     target, drafter = models or build(cfg, device)
     engine = DecodeEngine(cfg, target, drafter, device)
-    requests = [Request(prompt=list(p), max_new_tokens=limit) for p in prompts]
+    requests = [Request(prompt=[int(t) for t in p], max_new_tokens=limit) for p in prompts]
     waiting = list(reversed(requests))
     while waiting or engine.active:
         while waiting and len(engine.active) < cfg.engine.batch_size:

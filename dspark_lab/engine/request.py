@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from dspark_lab.config import LabConfig
+from dspark_lab.config.kinds import is_int, shown
 from dspark_lab.errors import LabError
 
 
@@ -41,14 +42,38 @@ class Request:
         return self.prompt + self.new_tokens[: self.max_new_tokens]
 
 
+def check_limit(max_new_tokens: object) -> int:
+    """``max_new_tokens`` as it is. Raises `LabError` unless it is a whole number of at least 1."""
+    if not is_int(max_new_tokens) or max_new_tokens < 1:
+        raise LabError(
+            f"max_new_tokens={shown(max_new_tokens)} is not a whole number of at least 1; "
+            "None takes the config's max_new_tokens."
+        )
+    return max_new_tokens
+
+
+def check_prompts(prompts: object) -> None:
+    """Raises `LabError` unless ``prompts`` is a list of lists; a single prompt is told what to be."""
+    if not isinstance(prompts, list | tuple):
+        raise LabError(f"prompts={shown(prompts)} is not a list of prompts; give lists of token ids, such as [[1, 2]].")
+    for prompt in prompts:
+        if not isinstance(prompt, list | tuple):
+            raise LabError(
+                f"prompts={shown(prompts)} holds {shown(prompt)}, which is not a list of token ids; "
+                "a single prompt is a list in a list, such as [[1, 2]]."
+            )
+
+
 def check_prompt(prompt: list[int], cfg: LabConfig, *, max_new_tokens: int) -> None:
-    """Raises `LabError` where a prompt is empty, has an id beyond the vocabulary, or cannot fit into the context."""
+    """Raises `LabError` where a prompt is empty, has an id that is none of the vocabulary, or cannot fit into the context."""
     vocab = cfg.model.target.vocab_size
     if not prompt:
         raise LabError("an empty prompt has nothing to continue; give at least one token id.")
     for token in prompt:
+        if not is_int(token) and not isinstance(token, np.integer):
+            raise LabError(f"prompt id {shown(token)} is not a whole number; legal ids are 0 to {vocab - 1}.")
         if not 0 <= token < vocab:
-            raise LabError(f"prompt id {token} is beyond the vocabulary: legal ids are 0 to {vocab - 1}.")
+            raise LabError(f"prompt id {shown(token)} is beyond the vocabulary: legal ids are 0 to {vocab - 1}.")
     need = len(prompt) + max_new_tokens + cfg.model.drafter.block_size + 1
     if need > cfg.model.context_len:
         raise LabError(

@@ -7,6 +7,7 @@ import pytest
 
 from dspark_lab.config import LabConfig, preset
 from dspark_lab.engine.generate import generate, generate_plain
+from dspark_lab.errors import LabError
 
 DENSE = {"target_num_experts": 0, "draft_num_experts": 0}
 NEW = 24
@@ -76,3 +77,47 @@ def test_every_strategy_gives_the_same_tokens(models) -> None:
         cfg = preset("tiny", device="cpu", batch_size=3, alloc=alloc)
         outs.append(generate(cfg, prompts(cfg, 3), max_new_tokens=NEW, models=models(cfg)))
     assert all(o == outs[0] for o in outs)
+
+
+@pytest.mark.parametrize("limit", [0, -1, True, 2.0, "8"])
+def test_max_new_tokens_is_at_least_one(limit) -> None:
+    with pytest.raises(LabError, match=r"max_new_tokens=.* whole number of at least 1"):
+        generate(preset("tiny", device="cpu"), [[1, 2]], max_new_tokens=limit)
+
+
+@pytest.mark.parametrize("new", [1, 2])
+def test_few_new_tokens_are_that_few(new: int, models) -> None:
+    cfg = preset("tiny", device="cpu")
+    out = generate(cfg, [[1, 2], (3,)], max_new_tokens=new, models=models(cfg))  # type: ignore[list-item]
+    assert [len(o.tokens) for o in out] == [2 + new, 1 + new]
+
+
+@pytest.mark.parametrize(
+    ("some", "said"),
+    [
+        ([1, 2], r"prompts=\[1, 2\] holds 1, .* \[\[1, 2\]\]"),
+        ("text", r"prompts='text'"),
+        (["text"], r"holds 'text'"),
+        (None, "prompts=None"),
+        (5, "prompts=5"),
+        ([[1], None], "holds None"),
+        (np.zeros((2, 2), dtype=int), "prompts=array"),
+        ([[1, True]], "prompt id True"),
+        ([[1, 2.0]], r"prompt id 2\.0"),
+        ([["1"]], "prompt id '1'"),
+        ([[[1]]], r"prompt id \[1\]"),
+        ([[-1]], "prompt id -1 .* 0 to 255"),
+        ([[]], "empty prompt"),
+    ],
+)
+def test_prompts_are_lists_of_lists_of_ids(some, said: str) -> None:
+    with pytest.raises(LabError, match=said) as e:
+        generate(preset("tiny", device="cpu"), some, max_new_tokens=4)
+    assert "\n" not in str(e.value)
+
+
+def test_ids_of_an_array_are_ids(models) -> None:
+    cfg = preset("tiny", device="cpu")
+    out = generate(cfg, [list(np.array([1, 2]))], max_new_tokens=4, models=models(cfg))
+    assert out == generate(cfg, [[1, 2]], max_new_tokens=4, models=models(cfg))
+    assert {type(t) for t in out[0].tokens} == {int}

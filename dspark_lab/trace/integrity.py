@@ -14,6 +14,7 @@ from dspark_lab.trace.periods import overruns, sound_ends
 from dspark_lab.trace.steps import StepWindows
 
 DEVICE_FIGURES = ("step_us_p50", "step_us_mean", "gpu_span_us_per_step", "kernels_per_step", "launch_lead_us_p50")
+HOST_FIGURES = ("host_wait_us_per_step", "host_wait_us_p50")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -171,9 +172,14 @@ def _withheld(facts: dict[str, Any], log: ReadLog) -> dict[str, str]:
         why = f"{sum(lost.values())} device events with an impossible time were left out"
         out |= dict.fromkeys(("kernels_per_step", "gpu_span_us_per_step", "step_us_mean"), why)
     if empty:
-        out |= dict.fromkeys(DEVICE_FIGURES, f"{len(empty)} of {n} steps have no device events")
+        out |= dict.fromkeys((*DEVICE_FIGURES, *HOST_FIGURES), f"{len(empty)} of {n} steps have no device events")
+    elif facts["truncated"] and facts["num_launches_without_device_events"]:
+        out |= dict.fromkeys(
+            HOST_FIGURES,
+            f"the file is cut short within the steps: {facts['num_launches_without_device_events']} launch calls have no device event",
+        )
     if not n:
-        out |= dict.fromkeys(DEVICE_FIGURES, "the trace holds no steps")
+        out |= dict.fromkeys((*DEVICE_FIGURES, *HOST_FIGURES), "the trace holds no steps")
     return out
 
 

@@ -55,6 +55,11 @@ class Trace:
     def __repr__(self) -> str:
         return f"Trace({self.name!r}, rank {self.rank}, {len(self.step_windows)} steps, {len(self.events)} events, profiled)"
 
+    def note(self, message: str) -> None:
+        """Adds a message to ``integrity``."""
+        self._log.notes.append(message)
+        self.__dict__.pop("integrity", None)
+
     @property
     def t0_ns(self) -> int:
         """Start of the first event, ns; 0 in a trace without events."""

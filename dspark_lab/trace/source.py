@@ -22,7 +22,8 @@ def open_trace(source: Any, *, step_pattern: str | None = None) -> Trace | Trace
 
     Args:
         source: path of a JSON file (plain or gzip, judged by content), of a folder (always gives a ``TraceSet``, by rank), or
-            anything with ``trace_paths`` (a ``Run``; one path gives a ``Trace``, several a ``TraceSet``). A ``Trace`` or ``TraceSet`` is given back.
+            anything with ``trace_paths`` (a ``Run``; one path gives a ``Trace``, several a ``TraceSet``; of several
+            captures of one rank the first is opened, and its ``integrity.messages`` name the others). A ``Trace`` or ``TraceSet`` is given back.
         step_pattern: regular expression for the annotations that are steps, where they are not ``ProfilerStep#N`` or an engine's labels.
 
     Raises:
@@ -41,7 +42,7 @@ def open_trace(source: Any, *, step_pattern: str | None = None) -> Trace | Trace
         return (
             _open_file(paths[0], step_pattern)
             if len(paths) == 1
-            else _open_ranks(paths, step_pattern, where=paths[0].parent)
+            else _open_ranks(paths, step_pattern, where=paths[0].parent, first_of_rank=True)
         )
     if not isinstance(source, (str, os.PathLike)):
         raise LabError(
@@ -70,8 +71,9 @@ def _open_folder(folder: Path, step_pattern: str | None) -> TraceSet:
     )
 
 
-def _open_ranks(paths: list[Path], step_pattern: str | None, *, where: Path) -> TraceSet:
+def _open_ranks(paths: list[Path], step_pattern: str | None, *, where: Path, first_of_rank: bool = False) -> TraceSet:
     traces: dict[int, Trace] = {}
+    others: dict[int, list[str]] = {}
     skipped: list[str] = []
     index = 0
     for path in paths:
@@ -84,6 +86,9 @@ def _open_ranks(paths: list[Path], step_pattern: str | None, *, where: Path) -> 
             continue
         rank, rank_source = rank_of(table, path, index=index)
         index += 1
+        if rank in traces and first_of_rank:
+            others.setdefault(rank, []).append(path.name)
+            continue
         if rank in traces:
             raise LabError(
                 f"two files are rank {rank}: {traces[rank].path} and {path} ({rank_source}). A folder is read as the ranks of one job; open one file, or keep one job a folder."
@@ -91,7 +96,12 @@ def _open_ranks(paths: list[Path], step_pattern: str | None, *, where: Path) -> 
         traces[rank] = Trace(table, path=path, rank=rank, rank_source=rank_source, step_pattern=step_pattern)
     if not traces:
         raise LabError(f"{where} holds no trace; files seen: {', '.join(p.name for p in paths[:8])}. {skipped[0]}")
-    return TraceSet(traces, path=where, messages=tuple(f"left out: {s}" for s in skipped))
+    said = [f"left out: {s}" for s in skipped]
+    for rank, names in others.items():
+        note = f"the run holds {len(names) + 1} captures of rank {rank}, of several processes: this is {traces[rank].path.name}, the first; not opened: {', '.join(names)}"
+        traces[rank].note(note)
+        said.append(note)
+    return TraceSet(traces, path=where, messages=tuple(said))
 
 
 def rank_of(table: EventTable, path: Path, *, index: int) -> tuple[int, str]:

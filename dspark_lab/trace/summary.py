@@ -19,7 +19,8 @@ def summarize(trace: Trace | TraceSet) -> dict[str, Any]:
     """The figures of a trace, None where the trace does not bear them; of a set, ``{"ranks": {"0": {...}}}``.
 
     Counts and totals are of the whole capture. ``_per_step`` are means over all steps, ``_p50`` medians over the steps from the
-    third on (all where there are fewer than three). ``waits`` holds a row for each call and site, ``memcpy`` one for each kind and
+    third on (all where there are fewer than three). Host waits are withheld, kind by kind, where steps lost their device events:
+    the host's own calls are then missing too, and which copies blocked is not known. ``waits`` holds a row for each call and site, ``memcpy`` one for each kind and
     size in bytes; waits outside the steps are in ``waits`` and in no step. ``integrity`` says what is withheld and why.
     """
     if isinstance(trace, Mapping):
@@ -40,7 +41,12 @@ def summarize(trace: Trace | TraceSet) -> dict[str, Any]:
         "memcpy": _memcpy(trace.memcpy()),
         "integrity": trace.integrity.to_dict(),
     }
-    return figures | dict.fromkeys(trace.integrity.withheld, None)
+    return figures | {k: _none_like(figures.get(k)) for k in trace.integrity.withheld}
+
+
+def _none_like(figure: Any) -> Any:
+    """None in place of a figure, or of each of its kinds."""
+    return dict.fromkeys(figure) if isinstance(figure, dict) else None
 
 
 def _waits(waits: pd.DataFrame) -> list[dict[str, Any]]:

@@ -6,6 +6,7 @@ import gzip
 import json
 import sys
 import zlib
+from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
@@ -185,6 +186,32 @@ def test_step_collapse_withholds(traces):
     assert trace.steps()["num_kernels"].tolist() == [4, 0, 0]
 
 
+def test_host_waits_are_withheld_with_the_steps(traces, sound, write, made):
+    none = dict.fromkeys(("sync", "event_wait", "blocking_copy"))
+    found = summarize(opened(traces, "step_collapse"))
+    assert found["host_wait_us_per_step"] == found["host_wait_us_p50"] == none
+    assert "2 of 3 steps" in found["integrity"]["withheld"]["host_wait_us_per_step"]
+    assert summarize(opened(traces, "trunc"))["host_wait_us_per_step"]["sync"] is not None  # only arrows were lost
+
+    trace = made()
+    for step in range(8):
+        trace.mark(f"ProfilerStep#{step}", step * 1000.0, 900)
+    for step in range(8):
+        launch = trace.call("LaunchKernel", step * 1000.0 + 10, 5)
+        trace.device("k", step * 1000.0 + 30, 50, launch)
+        trace.call("StreamSynchronize", step * 1000.0 + 20, 70)
+    text = json.dumps(trace.content())
+    assert summarize(open_trace(write(text)))["host_wait_us_per_step"]["sync"] == 70.0
+    for part in (0.4, 0.6, 0.8):
+        found = summarize(open_trace(write(text[: int(len(text) * part)])))
+        assert found["integrity"]["truncated"]
+        assert found["step_us_p50"] is None
+        assert found["host_wait_us_per_step"] == none
+    last = text.rindex('{"ph": "X", "cat": "kernel"')
+    found = summarize(open_trace(write(text[:last])))
+    assert found["host_wait_us_per_step"] == none
+
+
 def test_graph_launch_owns_its_kernels(traces):
     trace = opened(traces, "graph")
     launches = trace.launches()
@@ -232,9 +259,26 @@ def test_same_rank_twice_names_both(traces):
         open_trace(traces / "hostile" / "same_rank_twice")
 
 
-@pytest.mark.parametrize("case", ["metaonly", "empty"])
+def test_captures_of_several_processes_in_a_run(sound, write):
+    names = ("rank0_100.1.pt.trace.json", "rank0_200.2.pt.trace.json", "rank0_300.3.pt.trace.json")
+    paths = tuple(write(sound, name) for name in names)
+    ranks = open_trace(SimpleNamespace(trace_paths=paths))
+    assert isinstance(ranks, TraceSet)
+    assert list(ranks) == [0]
+    assert ranks[0].path == paths[0]
+    told = [m for m in ranks[0].integrity.messages if "3 captures of rank 0" in m]
+    assert len(told) == 1
+    assert all(name in told[0] for name in names)
+    assert told[0] in ranks.messages
+    assert ranks[0].integrity.is_clean
+    with pytest.raises(LabError, match=r"rank 0: .*rank0_100.* and .*rank0_200"):
+        open_trace(paths[0].parent)
+
+
+@pytest.mark.parametrize("case", ["metaonly", "empty", "[]"])
 def test_nothing_in_it(traces, write, case):
-    trace = open_trace(write({"traceEvents": []})) if case == "empty" else opened(traces, case)
+    made = {"empty": {"traceEvents": []}, "[]": []}
+    trace = open_trace(write(made[case])) if case in made else opened(traces, case)
     assert list(trace.events.columns) == list(COLUMNS)
     for table in (
         trace.steps(),

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from dspark_lab.config.kinds import check_fields, is_int, shown
 from dspark_lab.config.lab import LabConfig
 from dspark_lab.config.parts import DecoderConfig, DrafterConfig, EngineConfig, ModelConfig
+from dspark_lab.config.rules import check_decoder
 from dspark_lab.errors import LabError, unknown
 from dspark_lab.models.moe import Experts
 from dspark_lab.models.shards import Shard, shard_of
@@ -32,17 +35,18 @@ def load_pair(target_dir: str | Path, drafter_dir: str | Path, **toggles: Any) -
     wanted = toggles.get("block_size", drafter.block_size)
     if wanted != drafter.block_size:
         raise LabError(
-            f"block_size={wanted} is not the drafter's: {draft.path} was trained with block_size={drafter.block_size}; "
+            f"block_size={shown(wanted)} is not the drafter's: {draft.path} was trained with block_size={drafter.block_size}; "
             "leave block_size out."
         )
     layers = draft.get("num_target_layers", int, target.get("num_hidden_layers", int))
     if layers != target.get("num_hidden_layers", int):
         raise LabError(
-            f"num_target_layers={layers} in {draft.path} and num_hidden_layers={target.get('num_hidden_layers', int)} in "
+            f"num_target_layers={shown(layers)} in {draft.path} and num_hidden_layers={shown(target.get('num_hidden_layers', int))} in "
             f"{target.path} differ: the drafter belongs to another target."
         )
-    context_len = toggles.pop("context_len", None) or target.get("max_position_embeddings", int)
+    context_len = _context_len(target, toggles.pop("context_len", None))
     room = context_len - EngineConfig.prompt_len - drafter.block_size - 1
+    dtype = toggles.pop("dtype", None)
     model = ModelConfig(
         target=_decoder_config(target),
         draft=_decoder_config(draft),
@@ -50,15 +54,33 @@ def load_pair(target_dir: str | Path, drafter_dir: str | Path, **toggles: Any) -
         weights="checkpoint",
         target_path=str(target_dir),
         drafter_path=str(drafter_dir),
-        dtype=toggles.pop("dtype", None) or _dtype(target),
+        dtype=_dtype(target) if dtype is None else dtype,
         context_len=context_len,
     )
     engine = EngineConfig(max_new_tokens=max(1, min(EngineConfig.max_new_tokens, room)))
     return LabConfig(preset="checkpoint", model=model, engine=engine).replace(**toggles)
 
 
+def _context_len(c: _Config, wanted: Any) -> int:
+    """The caller's, or the checkpoint's where that is None."""
+    if wanted is None:
+        wanted = c.get("max_position_embeddings", int)
+        if wanted < 1:
+            raise LabError(
+                f"{c.path} has max_position_embeddings={shown(wanted)}, which is not a whole number of at least 1; "
+                "give context_len."
+            )
+    elif not is_int(wanted) or wanted < 1:
+        raise LabError(
+            f"context_len={shown(wanted)} is not a whole number of at least 1; None takes max_position_embeddings of {c.path}."
+        )
+    return wanted
+
+
 def check_shapes(cfg: LabConfig) -> None:
-    """Raises `LabError` where ``cfg`` was changed away from the checkpoints it names."""
+    """Raises `LabError` where ``cfg`` was changed away from the checkpoints it names, and where a size in a ``config.json`` is
+    not that of the tensors beside it. Reads headers only and allocates nothing.
+    """
     m = cfg.model
     target, draft = _read_config(str(m.target_path)), _read_config(str(m.drafter_path))
     for path, ours, theirs in (
@@ -69,6 +91,60 @@ def check_shapes(cfg: LabConfig) -> None:
         for name, value in vars(theirs).items():
             if getattr(ours, name) != value:
                 raise LabError(f"{name}={getattr(ours, name)!r} is not the checkpoint's: {path} has {value!r}.")
+    _check_sizes(target.path, _sizes(m.target, "model."))
+    _check_sizes(draft.path, chain(_sizes(m.draft, ""), _drafter_sizes(m.draft, m.drafter)))
+
+
+Sizes = Iterator[tuple[str, tuple[tuple[str, int], ...]]]
+"""Tensor names, each with what its dimensions are called in ``config.json`` and what they are."""
+
+
+def _sizes(c: DecoderConfig, prefix: str) -> Sizes:
+    """The tensors that tell every size of a stack of layers; a size stands alone before it is in a product."""
+    width = ("hidden_size", c.hidden_size)
+    yield f"{prefix}embed_tokens.weight", (("vocab_size", c.vocab_size), width)
+    for i in range(c.num_hidden_layers):
+        layer = f"{prefix}layers.{i}."
+        yield f"{layer}self_attn.q_norm.weight", (("head_dim", c.head_dim),)
+        for name, heads in (
+            ("q_proj", "num_attention_heads"),
+            ("k_proj", "num_key_value_heads"),
+            ("v_proj", "num_key_value_heads"),
+        ):
+            rows = (f"{heads}={getattr(c, heads)} · head_dim", getattr(c, heads) * c.head_dim)
+            yield f"{layer}self_attn.{name}.weight", (rows, width)
+        if not c.is_moe_layer(i):
+            yield f"{layer}mlp.gate_proj.weight", (("intermediate_size", c.intermediate_size), width)
+            continue
+        experts, inner = ("num_experts", c.num_experts), ("moe_intermediate_size", c.moe_intermediate_size)
+        yield f"{layer}mlp.gate.weight", (experts, width)
+        yield f"{layer}mlp.experts.0.down_proj.weight|{layer}mlp.experts.down_proj", (experts, width, inner)
+
+
+def _drafter_sizes(c: DecoderConfig, d: DrafterConfig) -> Sizes:
+    n, width = len(d.target_layer_ids), ("hidden_size", c.hidden_size)
+    yield "fc.weight", (width, (f"{n} target_layer_ids · hidden_size", n * c.hidden_size))
+    if d.markov_rank:
+        yield "markov_head.markov_w1.weight", (("vocab_size", c.vocab_size), ("markov_rank", d.markov_rank))
+
+
+def _check_sizes(path: Path, sizes: Sizes) -> None:
+    with ExitStack() as stack:
+        files = _Files(path.parent, stack)
+        for names, dims in sizes:
+            one, _, fused = names.partition("|")
+            name = fused if fused in files.where else one
+            if fused and name == one:
+                dims = dims[1:]  # a tensor an expert
+            found = files.shape(name, [size for _, size in dims])
+            if len(found) != len(dims):
+                continue  # said when it is read
+            for (what, size), there in zip(dims, found, strict=True):
+                if size != there:
+                    raise LabError(
+                        f"{path} has {what}={size}, and the tensor {name} beside it has shape {found}: {there} there; "
+                        "correct config.json."
+                    )
 
 
 class _Config:
@@ -86,17 +162,26 @@ class _Config:
             if default is None:
                 raise LabError(f"{self.path} has no {name}{f' (nor {other})' if other else ''}; it is needed.")
             return default
-        if kind is float and isinstance(value, int) and not isinstance(value, bool):
-            value = float(value)
+        if kind is float and is_int(value):
+            return value
         if not isinstance(value, kind) or (kind is not bool and isinstance(value, bool)):
-            raise LabError(f"{self.path} has {name}={value!r}, which is no {kind.__name__}.")
+            raise LabError(f"{self.path} has {name}={shown(value)}, which is no {kind.__name__}.")
         return value
 
+    def named(self, check: Callable[[], None]) -> None:
+        """Runs ``check``; what it raises names this file."""
+        try:
+            check()
+        except LabError as e:
+            raise LabError(f"{self.path}: {e}") from None
+
     def unsupported(self, name: str, value: Any, legal: str) -> LabError:
-        return LabError(f"{self.path} has {name}={value!r}, which this version does not run; it runs {legal}.")
+        return LabError(f"{self.path} has {name}={shown(value)}, which this version does not run; it runs {legal}.")
 
 
 def _read_config(folder: str | Path) -> _Config:
+    if not isinstance(folder, str | Path):
+        raise LabError(f"{shown(folder)} is no path; a checkpoint is a folder with config.json and model.safetensors.")
     folder = Path(folder)
     path = folder / "config.json"
     if not folder.is_dir():
@@ -128,14 +213,17 @@ def _refuse_unsupported(c: _Config) -> None:
     for name, rope in (("rope_scaling", scaling), ("rope_parameters", c.values.get("rope_parameters"))):
         if rope is None:
             continue
-        kind = rope.get("rope_type", rope.get("type", "default")) if isinstance(rope, dict) else rope
-        if kind != "default":
+        if not isinstance(rope, dict):
+            raise LabError(
+                f"{c.path} has {name}={shown(rope)}, which is no object; it is one with rope_type 'default'."
+            )
+        if rope.get("rope_type", rope.get("type", "default")) != "default":
             raise c.unsupported(name, rope, "rope_type 'default'")
     if c.values.get("use_sliding_window"):
         raise c.unsupported(
             "use_sliding_window", True, f"full attention (sliding_window={c.values.get('sliding_window')!r})"
         )
-    sliding = [x for x in c.values.get("layer_types") or [] if x != "full_attention"]
+    sliding = [x for x in c.get("layer_types", list, []) if x != "full_attention"]
     if sliding:
         raise c.unsupported("layer_types", sliding[0], "'full_attention'")
 
@@ -143,6 +231,8 @@ def _refuse_unsupported(c: _Config) -> None:
 def _decoder_config(c: _Config) -> DecoderConfig:
     """The shape in ``config.json``, under old and new key names; absent keys get the defaults of transformers."""
     heads, hidden = c.get("num_attention_heads", int), c.get("hidden_size", int)
+    if heads < 1:
+        raise LabError(f"{c.path}: num_attention_heads={shown(heads)} is not a whole number of at least 1.")
     moe = c.get("model_type", str) == "qwen3_moe"
     rope = c.values.get("rope_parameters") or {}
     experts: dict[str, Any] = {}
@@ -155,7 +245,7 @@ def _decoder_config(c: _Config) -> DecoderConfig:
             "mlp_only_layers": tuple(c.get("mlp_only_layers", list, [])),
             "decoder_sparse_step": c.get("decoder_sparse_step", int, 1),
         }
-    return DecoderConfig(
+    decoder = DecoderConfig(
         vocab_size=c.get("vocab_size", int),
         hidden_size=hidden,
         num_hidden_layers=c.get("num_hidden_layers", int),
@@ -169,6 +259,8 @@ def _decoder_config(c: _Config) -> DecoderConfig:
         attention_bias=c.get("attention_bias", bool, False),
         **experts,
     )
+    c.named(lambda: check_decoder(decoder))
+    return decoder
 
 
 def _drafter_config(c: _Config) -> DrafterConfig:
@@ -178,7 +270,7 @@ def _drafter_config(c: _Config) -> DrafterConfig:
         raise c.unsupported("markov_head_type", head, "'vanilla', or markov_rank 0")
     if c.get("tie_word_embeddings", bool, False):
         raise c.unsupported("tie_word_embeddings", True, "drafters with an lm_head of their own")
-    return DrafterConfig(
+    drafter = DrafterConfig(
         block_size=c.get("block_size", int),
         target_layer_ids=tuple(c.get("target_layer_ids", list)),
         mask_token_id=c.get("mask_token_id", int),
@@ -187,6 +279,8 @@ def _drafter_config(c: _Config) -> DrafterConfig:
         enable_confidence_head=c.get("enable_confidence_head", bool, False),
         confidence_head_with_markov=c.get("confidence_head_with_markov", bool, False),
     )
+    c.named(lambda: check_fields(drafter))
+    return drafter
 
 
 def _dtype(c: _Config) -> str:
@@ -290,11 +384,15 @@ class _Files:
             for here, there in pieces:
                 part[here].copy_(self._read(name, lambda file, i=(expert, *there): file.get_slice(name)[i]))
 
+    def shape(self, name: str, wanted: list[int]) -> list[int]:
+        """The shape of the tensor ``name`` in its file; the error where it is missing says the one that is ``wanted``."""
+        if name not in self.where:
+            raise LabError(f"{self.folder} lacks the tensor {name} {wanted}.")
+        return list(self.where[name].get_slice(name).get_shape())
+
     def _expect(self, name: str, shape: list[int]) -> None:
         self.pending.discard(name)
-        if name not in self.where:
-            raise LabError(f"{self.folder} lacks the tensor {name} {shape}.")
-        found = list(self.where[name].get_slice(name).get_shape())
+        found = self.shape(name, shape)
         if found != shape:
             raise LabError(f"{self.folder}: the tensor {name} has shape {found} and must have {shape}.")
 

@@ -120,6 +120,108 @@ def test_unsupported_drafters(pair, changes, message):
         load_pair(pair / "target", pair / "drafter")
 
 
+BAD_SIZES = [
+    ("num_attention_heads", 0),
+    ("num_attention_heads", -1),
+    ("num_attention_heads", 3),
+    ("num_key_value_heads", 0),
+    ("head_dim", -16),
+    ("head_dim", 15),
+    ("decoder_sparse_step", 0),
+    ("num_experts_per_tok", 0),
+    ("num_experts_per_tok", 99),
+    ("num_experts_per_tok", -1),
+    ("moe_intermediate_size", 0),
+    ("mlp_only_layers", ["a"]),
+    ("rope_parameters", "default"),
+    ("rope_parameters", {"rope_type": "default", "rope_theta": "x"}),
+    ("rope_scaling", 5),
+    ("rope_parameters", {"rope_type": "default", "rope_theta": 0}),
+    ("rope_parameters", {"rope_type": "default", "rope_theta": 10**400}),
+    ("layer_types", 5),
+    ("layer_types", [["full_attention"]]),
+    ("rms_norm_eps", float("nan")),
+    ("rms_norm_eps", float("inf")),
+    ("rms_norm_eps", 0),
+    ("vocab_size", -5),
+    ("max_position_embeddings", 0),
+]
+
+
+@pytest.mark.parametrize(("name", "value"), BAD_SIZES)
+def test_bad_values_of_a_target(tmp_path, name, value):
+    shutil.copytree(PARITY / "qwen3moe_vanilla_b7", tmp_path / "pair")
+    edit(tmp_path / "pair" / "target", **{name: value})
+    with pytest.raises(LabError, match=rf"config\.json.*{'rope_theta' if isinstance(value, dict) else name}=") as e:
+        load_pair(tmp_path / "pair" / "target", tmp_path / "pair" / "drafter")
+    assert "\n" not in str(e.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("target_layer_ids", ["a"]),
+        ("target_layer_ids", [[1]]),
+        ("target_layer_ids", [True]),
+        ("markov_rank", -1),
+        ("block_size", 0),
+        ("num_attention_heads", 0),
+        ("mask_token_id", 1.5),
+    ],
+)
+def test_bad_values_of_a_drafter(pair, name, value):
+    edit(pair / "drafter", **{name: value})
+    with pytest.raises(LabError, match=rf"drafter/config\.json.*{name}=") as e:
+        load_pair(pair / "target", pair / "drafter")
+    assert "\n" not in str(e.value)
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize(
+    ("side", "changes", "message"),
+    [
+        ("target", {"head_dim": 10**9}, r"head_dim=1000000000.*q_norm\.weight .*shape \[16\]"),
+        ("target", {"num_attention_heads": 10**9}, r"num_attention_heads=1000000000 · head_dim=.*q_proj"),
+        ("target", {"num_local_experts": 10**9}, r"num_experts=1000000000.*mlp\.gate\.weight .*\[8, 64\]"),
+        ("target", {"moe_intermediate_size": 10**9}, r"moe_intermediate_size=1000000000.*experts\.0\.down_proj"),
+        ("drafter", {"markov_rank": 10**9}, r"markov_rank=1000000000.*markov_w1\.weight .*\[160, 24\]"),
+        ("drafter", {"intermediate_size": 10**9}, r"intermediate_size=1000000000.*gate_proj"),
+        ("drafter", {"num_hidden_layers": 10**9}, r"lacks the tensor layers\.3\.self_attn\.q_norm"),
+        ("drafter", {"target_layer_ids": [0]}, r"1 target_layer_ids · hidden_size=64.*fc\.weight"),
+    ],
+)
+def test_sizes_are_compared_before_anything_is_allocated(tmp_path, side, changes, message, monkeypatch):
+    shutil.copytree(PARITY / "qwen3moe_vanilla_b7", tmp_path / "pair")
+    edit(tmp_path / "pair" / side, **changes)
+    cfg = load_pair(tmp_path / "pair" / "target", tmp_path / "pair" / "drafter")
+    monkeypatch.setattr(torch, "empty", None)
+    with pytest.raises(LabError, match=message) as e:
+        build(cfg)
+    assert "\n" not in str(e.value)
+
+
+def test_one_vocabulary_that_is_not_the_files(pair):
+    for side in ("target", "drafter"):
+        edit(pair / side, vocab_size=10**9)
+    with pytest.raises(LabError, match=r"vocab_size=1000000000.*embed_tokens\.weight"):
+        build(load_pair(pair / "target", pair / "drafter"))
+
+
+@pytest.mark.parametrize("value", ["x", 0, -1, True, 64.0, [64]])
+def test_context_len_is_a_whole_number(pair, value):
+    with pytest.raises(LabError, match=r"context_len=.* whole number of at least 1"):
+        load_pair(pair / "target", pair / "drafter", context_len=value)
+
+
+def test_paths_and_toggles_of_a_wrong_type(pair):
+    with pytest.raises(LabError, match="5 is no path"):
+        load_pair(5, pair / "drafter")  # type: ignore[arg-type]
+    with pytest.raises(LabError, match="dtype=''"):
+        load_pair(pair / "target", pair / "drafter", dtype="")
+    with pytest.raises(LabError, match="block_size='x'"):
+        load_pair(pair / "target", pair / "drafter", block_size="x")
+
+
 def test_dtype_is_named(pair):
     edit(pair / "target", dtype="float16")
     with pytest.raises(LabError, match="float16"):

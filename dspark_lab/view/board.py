@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import copy
+import math
 from collections.abc import Callable
+from numbers import Real
 from typing import Any
 
 import ipywidgets as W
@@ -25,6 +28,7 @@ VALUES: dict[str, tuple[Any, ...]] = {
     "processes": (1, 2, 3, 5),
     "profile_steps": (0, 8, 16),
 }
+LEAST = {"num_steps": 1, "repeats": 1, "processes": 1, "profile_steps": 0}
 RUN_OPTIONS = ("num_steps", "repeats", "processes", "profile_steps")
 FIXED = "a recording keeps the settings it was made with; choose This machine"
 RECORDED_ROWS = (("recording",), ("preset", "host_work_us"), ("ep_size", "tp_size"), ("batch_size", "block_size"),
@@ -41,6 +45,7 @@ class Board:
     def __init__(self, table: pd.DataFrame, *, live: bool, asked: dict[str, Any]) -> None:
         self.table = table
         self._check(asked)
+        named = asked.get("alloc")
         given = {n: asked[n] for n in recordings.FACETS if n in asked}
         self.base = preset(asked.pop("preset", "tiny"))
         arms = asked.pop("alloc", ["none", "blocking", "non_blocking", "on_demand"])
@@ -59,9 +64,16 @@ class Board:
         self._mine = {n: t.value for n, t in self.toggles.items() if n not in (*FACETS, "alloc", "floor", "recording")}
         """Settings of a live run, kept while those of a recording are shown."""
         self.widget = self._laid_out()
+        self._unmet: LabError | None = None
         self.settle(live=live)
+        alloc = self.toggles["alloc"]
+        if live and named and not set(arms) & {n for n, box in alloc.boxes.items() if not box.disabled}:
+            why = alloc.reasons.get(arms[0], "it is not offered")
+            self._unmet = LabError(f"alloc={arms[0]!r} cannot be chosen now: {why}; legal: {', '.join(alloc.value)}.")
 
     def _check(self, asked: dict[str, Any]) -> None:
+        for name, value in asked.items():
+            _check_kind(name, value)
         if "preset" in asked:
             preset(asked["preset"])
         known = {*preset("tiny").to_dict(), *RUN_OPTIONS, "floor"}
@@ -184,6 +196,33 @@ class Board:
         """The config of the first arm chosen. Raises `LabError` where toggles contradict each other."""
         return self.base.replace(**self.changes(), alloc=(self.arms or ["on_demand"])[0])
 
+    def fault(self) -> LabError | None:
+        """Why a live run cannot be made of the toggles as they are; None where it can."""
+        try:
+            for name in RUN_OPTIONS:
+                _check_kind(name, self._mine[name])
+            cfg = self.config()
+        except LabError as e:
+            return e
+        if cfg.engine.device == "cuda" and (why := reasons.gpu_here()):
+            return LabError(f"device='cuda' cannot be chosen here: {why}; legal: auto, cpu.")
+        for name in FACETS:
+            if why := reasons.not_live(cfg, **{name: cfg.toggle(name)}):
+                return LabError(f"{name}={cfg.toggle(name)!r} cannot be chosen here: {why}.")
+        return self._unmet
+
+    def kept(self) -> dict[str, Any]:
+        """What was asked for so far, to `restore`."""
+        names = ("base", "_asked", "_floor", "_recording", "_mine")
+        return {n: copy.deepcopy(getattr(self, n)) for n in names}
+
+    def restore(self, kept: dict[str, Any], *, live: bool) -> None:
+        """Asks again for what was ``kept``."""
+        for name, value in kept.items():
+            setattr(self, name, value)
+        self.toggles["alloc"].refused = None
+        self.settle(live=live)
+
     # -- what makes sense --------------------------------------------------------------------------------------
 
     def settle(self, *, live: bool, turned: str | None = None) -> None:
@@ -195,7 +234,15 @@ class Board:
             self._settle_recorded(turned)
 
     def _take(self, live: bool, turned: str | None) -> None:
-        """Remembers what a person just asked for."""
+        """Remembers what a person just asked for. Raises `LabError` for what is no value of the toggle at all."""
+        if turned is None:
+            return
+        self._unmet = None
+        if turned == "alloc":
+            if self.toggles["alloc"].refused:
+                raise self.toggles["alloc"].refused
+            return
+        _check_kind(turned, self.toggles[turned].value)
         if turned == "floor":
             self._floor[live] = bool(self.toggles["floor"].value)
         elif turned == "recording":
@@ -254,11 +301,11 @@ class Board:
             return
         neutral = self._neutral()
         for name in FACETS:
-            choices = [self._live_choice(neutral, name, v) for v in sorted({*VALUES[name], self._asked[True][name]})]
-            legal = [c.value for c in choices if not c.reason]
-            value = self._asked[True][name] if self._asked[True][name] in legal else legal[0]
+            choices = [self._live_choice(neutral, name, v) for v in _listed(name, self._asked[True][name])]
+            value = self._asked[True][name]
             self.toggles[name].offer(choices, value, word="TP" if name == "tp_size" else "")
-            neutral = neutral.replace(**{name: value})
+            if not reasons.why_not(neutral, **{name: value}):
+                neutral = neutral.replace(**{name: value})
         self.toggles["preset"].offer([Choice(value=p) for p in PRESETS], self.base.preset)
         no_gpu = reasons.gpu_here()
         devices = [Choice(value=d, reason=no_gpu and f"cuda: {no_gpu}" if d == "cuda" else "") for d in ("auto", "cpu", "cuda")]  # fmt: skip
@@ -266,7 +313,7 @@ class Board:
         verify = reasons.here(neutral.replace(confidence_threshold=0.0), "verify", ("static", "threshold"))
         self.toggles["verify"].offer(verify, self._mine["verify"])
         for name in (*RUN_OPTIONS, "host_work_us"):
-            values = sorted({*VALUES[name], self._mine[name]})
+            values = _listed(name, self._mine[name])
             self.toggles[name].offer([Choice(value=v) for v in values], self._mine[name])
         self._settle_switches()
         self.toggles["alloc"].offer(reasons.arms_here(self._neutral()))
@@ -317,3 +364,31 @@ class Board:
         return Choice(
             value=value, reason=reasons.why_not(cfg, **{name: value}) or reasons.not_live(cfg, **{name: value})
         )
+
+
+def _listed(name: str, value: Any) -> list[Any]:
+    """The values that a toggle lists, with the one asked for among them."""
+    return sorted(VALUES[name] if value != value else {*VALUES[name], value})
+
+
+def _check_kind(name: str, value: Any) -> None:
+    """Raises `LabError` for a value that is of no use to the toggle ``name``, whatever the others say."""
+    listed = ", ".join(map(str, VALUES.get(name, ())))
+    if name in LEAST and (isinstance(value, bool) or not isinstance(value, int) or value < LEAST[name]):
+        raise LabError(f"{name}={value!r} is not a whole number of at least {LEAST[name]}; such as {listed}.")
+    if name in (*VALUES, "confidence_threshold") and (isinstance(value, bool) or not isinstance(value, Real)):
+        raise LabError(f"{name}={value!r} is not a number; legal: {listed or '0 to 1'}.")
+    if name == "host_work_us" and not (value >= 0 and math.isfinite(value)):
+        raise LabError(f"host_work_us={value!r} is not a time: microseconds, at least 0; such as {listed}.")
+    if name == "confidence_threshold" and not 0 <= value <= 1:
+        raise LabError(f"confidence_threshold={value!r} is not between 0 and 1.")
+    if name in (*BOXES, "floor") and not isinstance(value, bool):
+        raise LabError(f"{name}={value!r} is neither True nor False.")
+    if name in ("preset", "device", "verify") and not isinstance(value, str):
+        raise LabError(
+            f"{name}={value!r} is not a name, such as {'tiny' if name == 'preset' else 'auto' if name == 'device' else 'static'}."
+        )
+    if name == "alloc" and not isinstance(value, (str, list, tuple, set)):
+        raise LabError(f"alloc={value!r} is not a list of strategies; legal: {', '.join(ALLOCS)}.")
+    if name == "preset":
+        preset(value)

@@ -13,6 +13,7 @@ import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 
+from dspark_lab.errors import LabError
 from dspark_lab.runs.record import Run
 from dspark_lab.view.rows import TOO_FEW, arm_of, by_arm, is_few
 from dspark_lab.view.strip import step_strip
@@ -104,6 +105,8 @@ def _median(figure: go.Figure, at: int, run: Run) -> None:
 
 def comparison(table: pd.DataFrame, *, title: str = "Strategies compared") -> go.Figure:
     """Medians of `lab.compare` with their intervals; the verdict against the baseline stands at the end of each bar."""
+    if table is not None and not isinstance(table, pd.DataFrame):
+        raise LabError(f"comparison takes a table, not a {type(table).__name__}; pass lab.compare(runs, by='alloc').")
     if table is None or not len(table):
         return message(title, "Nothing to compare: no arm has unprofiled steps.")
     by = str(table.columns[0])

@@ -55,6 +55,8 @@ class Panel:
         self._job: Any = None
         self._watch: Watch | None = None
         self._shown = Shown(runs=(), table=pd.DataFrame())
+        self._finding = Finding(headline="Nothing is shown yet.")
+        self._sound = True
         self._quiet = False
         live = source == "live" or not len(self._records)
         self.board = Board(self._records, live=live, asked=dict(toggles))
@@ -163,7 +165,15 @@ class Panel:
     def _turned(self, name: str | None) -> None:
         if self._quiet:
             return
-        self._silently(lambda: self.board.settle(live=self.source == "live", turned=name))
+        live, kept = self.source == "live", self.board.kept()
+        try:
+            self._silently(lambda: self.board.settle(live=live, turned=name))
+            if live and name and self._sound and not reasons.no_torch() and (fault := self.board.fault()):
+                text, value = str(fault), self.toggles[name].value
+                raise fault if f"{name}=" in text else LabError(f"{name}={value!r} cannot be chosen now: {text}")
+        except LabError:  # what cannot be is not taken: the toggle goes back, the red line says why
+            self._silently(lambda: self.board.restore(kept, live=live))
+            raise
         self._refresh()
 
     def _silently(self, change: Callable[[], Any]) -> None:
@@ -177,7 +187,15 @@ class Panel:
     def _refresh(self) -> None:
         """Picks the runs, compares them, says the finding, draws the tab in front."""
         live = self.source == "live"
-        runs, hint, note = self._live_runs() if live else self._recorded_runs()
+        fault = self.board.fault() if live and not reasons.no_torch() else None
+        self._sound = fault is None
+        runs, hint, note = (
+            self._recorded_runs()
+            if not live
+            else ([], f"Cannot be measured: {fault}", "")
+            if fault
+            else self._live_runs()
+        )
         if not live:
             self._silently(lambda: self.board.show(runs[0].config if runs else None))
         key = tuple((r.name, r.path, r.status, len(r.steps)) for r in runs)
@@ -189,6 +207,8 @@ class Panel:
         self.frame.sentence.value = self._finding.html
         self._offer_run()
         self._draw()
+        if fault:
+            raise fault
 
     def _found(self, hint: str, note: str) -> Finding:
         runs = self._shown.runs
@@ -330,6 +350,8 @@ class Panel:
             raise LabError("a job runs already; wait for it, or press Stop.")
         if not self.board.arms:
             raise LabError("no strategy is chosen; tick at least one on the left.")
+        if fault := self.board.fault():
+            raise fault
         cfg = self.board.config()
         options, key = self.board.options, _key(cfg)
         self._job = self.start_job(cfg, alloc=self.board.arms, **options)
@@ -359,6 +381,8 @@ class Panel:
     def _ended(self, progress: Any, key: LabConfig) -> None:
         """The job's runs become the ones shown; a failure turns red and the last picture stays."""
         runs = list(self._job.runs or [])
+        if progress.state == "stopped":  # during start-up an arm may be there without a step
+            runs = [r for r in runs if len(r.steps) or r.trace_paths]
         for r in runs:
             self._measured.setdefault(key, {})[arm_of(r), r.role] = r
         if key in self._measured:

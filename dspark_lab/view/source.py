@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from dspark_lab.errors import LabError
 from dspark_lab.runs.record import Run
 
 KEEP = 12
@@ -42,13 +43,21 @@ def one_capture(run: Run) -> Run:
 
 
 def one_rank(trace: Any) -> Any:
-    """The trace itself, or the lowest rank of a set."""
+    """The trace itself, or the lowest rank of a set. Raises `LabError` for what is neither."""
     if hasattr(trace, "events"):
         return trace
     ranks = getattr(trace, "traces", trace)
-    if isinstance(ranks, Mapping):
+    if isinstance(ranks, Mapping) and ranks and all(hasattr(t, "events") for t in ranks.values()):
         return ranks[min(ranks)]
-    return min(ranks, key=lambda t: t.rank)
+    if isinstance(ranks, list | tuple) and ranks and all(hasattr(t, "events") for t in ranks):
+        return min(ranks, key=lambda t: t.rank)
+    raise LabError(f"{_shown(trace)} is no trace; pass what lab.open_trace(path) or lab.open_trace(run) returns.")
+
+
+def _shown(what: Any) -> str:
+    """A value in a few words, for an error."""
+    text = repr(what)
+    return text if len(text) <= 60 and "\n" not in text else f"a {type(what).__name__}"
 
 
 def trace_label(trace: Any, *, device: str = "") -> str:

@@ -10,6 +10,7 @@ import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 
+from dspark_lab.errors import LabError
 from dspark_lab.runs.record import Run
 from dspark_lab.view import lanes
 from dspark_lab.view.rows import arm_of, records
@@ -90,7 +91,11 @@ def _named(traces: Mapping[str, Any] | Sequence[Run]) -> tuple[dict[str, Any], l
     if isinstance(traces, Mapping):
         named = {name: one_rank(t) for name, t in traces.items()}
         return named, [trace_label(t) for t in named.values()], []
-    runs = list(traces)
+    runs = list(traces) if isinstance(traces, Sequence) else [traces]
+    if not all(isinstance(r, Run) for r in runs):
+        raise LabError(
+            "step_strip takes runs, or traces by name; pass [run, …], or {'blocking': lab.open_trace(path), …}."
+        )
     drawn = [one_capture(r) for r in runs if r.trace_paths]
     named = {arm_of(r): one_rank(open_cached(r)) for r in drawn}
     when = [_label(r) for r in runs if r.trace_paths]

@@ -252,6 +252,10 @@ class TraceFileTab:
         text = self.path.value.strip()
         if not text:
             raise LabError("no path given: type the path of a trace (.json or .json.gz), or of a folder of ranks.")
+        if "\0" in text:
+            raise LabError(
+                f"{text!r} is no path: it holds a NUL character; type the path of a .json, .json.gz or a folder."
+            )
         trace = open_cached(Path(text).expanduser())
         first, last = self.first.value, max(self.last.value, self.first.value)
         figure = figures.timeline(trace, steps=slice(first, last + 1), title=Path(text).name)

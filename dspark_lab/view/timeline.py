@@ -9,6 +9,7 @@ import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 
+from dspark_lab.errors import LabError
 from dspark_lab.view import lanes
 from dspark_lab.view.rows import records
 from dspark_lab.view.source import one_rank, trace_label
@@ -28,6 +29,8 @@ def timeline(trace: Any, *, steps: slice | None = slice(2, 5), title: str = "Tim
     Compute, communication and copies are coloured, waits of the host are hatched and name their site, draft, verify and accept
     have a lane of their own. A trace without device events shows phases and ops by thread.
     """
+    if steps is not None and not _is_span(steps):
+        raise LabError(f"steps={steps!r} is no range of steps; pass steps=slice(first, end), or None for all.")
     trace = one_rank(trace)
     window = _window(trace, steps)
     label = label or trace_label(trace)
@@ -52,6 +55,10 @@ def timeline(trace: Any, *, steps: slice | None = slice(2, 5), title: str = "Tim
     _step_lines(figure, trace, *window)
     lane_count = shown["lane"].nunique()
     return titled(figure, title, " · ".join(notes), height=164 + 40 * lane_count)
+
+
+def _is_span(steps: Any) -> bool:
+    return isinstance(steps, slice) and all(n is None or isinstance(n, int) for n in (steps.start, steps.stop))
 
 
 def _said(steps: slice | None) -> str:

@@ -7,7 +7,9 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import ipywidgets as W
+from traitlets import TraitError
 
+from dspark_lab.errors import LabError, unknown
 from dspark_lab.view.reasons import Choice, merged, said
 
 CELL = "104px"
@@ -21,6 +23,8 @@ class Toggle:
     def __init__(self, name: str, label: str, control: Any, *, tip: str = "") -> None:
         self.name, self.label, self.tip, self.control = name, label, tip, control
         self.reason = ""
+        self._seen: Callable[[str], Any] | None = None
+        self._own = False
         control.tooltip = tip or None
         control.layout.width, control.layout.margin = CELL, "0"
         self.line = W.HTML(layout=W.Layout(display="none", margin="0", width="100%"))
@@ -38,11 +42,15 @@ class Toggle:
 
     @value.setter
     def value(self, value: Any) -> None:
-        self.control.value = value
+        try:
+            self.control.value = value
+        except TraitError as e:
+            raise LabError(f"{self.name}={value!r} cannot be chosen: {e}") from None
 
     def observe(self, seen: Callable[[str], Any]) -> None:
         """Calls ``seen(name)`` at each change of the value."""
-        self.control.observe(lambda _: seen(self.name), names="value")
+        self._seen = seen
+        self.control.observe(lambda _: None if self._own else seen(self.name), names="value")
 
     def say(self, reason: str, *, disabled: bool = False, aloud: bool = True) -> None:
         """Puts ``reason`` on the small line and into the tooltip; ``disabled`` greys the control."""
@@ -73,9 +81,19 @@ class Pick(Toggle):
     @value.setter
     def value(self, value: Any) -> None:
         have = [v for _, v in self.control.options]
-        if value not in have:  # given in code: whether it is legal, the config says
+        if value in have:
+            self.control.value = value
+            return
+        if value != value:  # NaN, which no list finds again
+            raise LabError(f"{self.name}={value!r} is no value to choose; listed: {', '.join(map(str, have))}.")
+        self._own = True  # given in code: whether it is legal, the config says
+        try:
             self.control.options = (*self.control.options, *_options([value]))
-        self.control.value = value
+            self.control.value = value
+        finally:
+            self._own = False
+        if self._seen:
+            self._seen(self.name)
 
     def fix(self, value: Any) -> None:
         options = (("–", "–"),) if value is None else _options([value])
@@ -83,8 +101,12 @@ class Pick(Toggle):
             self.control.options = options
 
     def offer(self, choices: Sequence[Choice], value: Any, *, word: str = "", why: str = "") -> None:
-        """Lists the legal ones of ``choices``, sets ``value``, says the reasons of the rest; ``why`` disables the whole."""
+        """Lists the legal ones of ``choices``, sets ``value``, says the reasons of the rest; ``why`` disables the whole.
+
+        A ``value`` that is not legal is listed too: the control shows what the config has."""
         legal = [c.value for c in choices if not c.reason]
+        if value not in legal and value == value:
+            legal.append(value)
         options = _options(legal)
         if self.control.options != options:
             self.control.options = options
@@ -126,6 +148,8 @@ class Arms:
         self.tips, self._also = tips, tuple(also)
         self.reasons: dict[str, str] = {}
         self.boxes: dict[str, Any] = {}
+        self.refused: LabError | None = None
+        """Why what was set last was not taken; nothing changed then."""
         self._seen: Callable[[str], Any] | None = None
         self._own = False
         self._list = W.Box(layout=W.Layout(margin="0", overflow="hidden", flex_flow="row wrap"))
@@ -151,12 +175,24 @@ class Arms:
 
     @value.setter
     def value(self, names: Iterable[str]) -> None:
-        self._wished = set(names)
-        for n in self._wished:
-            self._box(n)
+        names = [names] if isinstance(names, str) else list(names)
+        self.refused = self._why_not(names)
+        if self.refused is None:
+            self._wished = set(names)
         self._set({n: n in self._wished and not box.disabled for n, box in self.boxes.items()})
         if self._seen:
             self._seen(self.name)
+
+    def _why_not(self, names: Sequence[str]) -> LabError | None:
+        """Why ``names`` cannot be ticked now."""
+        for n in names:
+            if n not in self.boxes:
+                return unknown("alloc", n, self.boxes)
+            if self.boxes[n].disabled:
+                legal = ", ".join(m for m, box in self.boxes.items() if not box.disabled)
+                why = self.reasons.get(n, "it is not offered")
+                return LabError(f"alloc={n!r} cannot be chosen now: {why}; legal: {legal or 'none of them'}.")
+        return None
 
     @property
     def reason(self) -> str:
@@ -190,6 +226,7 @@ class Arms:
     def _changed(self, name: str, on: bool) -> None:
         if self._own:
             return
+        self.refused = None
         (self._wished.add if on else self._wished.discard)(name)
         if self._seen:
             self._seen(self.name)

@@ -12,6 +12,8 @@ import plotly.graph_objects as go
 import pytest
 
 from dspark_lab.analysis.latency import compare
+from dspark_lab.errors import LabError
+from dspark_lab.runs.record import Run
 from dspark_lab.trace import open_trace
 from dspark_lab.view import figures, lanes
 from dspark_lab.view.theme import COLOURS
@@ -169,3 +171,15 @@ def test_waits_leave_out_the_synchronise_that_ends_a_capture(tmp_path: Path) -> 
     figure = figures.waits([none, blocking])
     assert bars(figure, "synchronise").marker.pattern.fgcolor == COLOURS["wait"]
     assert [a.text for a in figure.layout.annotations] == ["0 µs", "330 µs"]
+
+
+def test_wrong_arguments_say_what_to_pass(traces: dict[str, Any], runs: list[Run]) -> None:
+    wrong: list[tuple[Any, str]] = [
+        (lambda: figures.timeline([]), "open_trace"),
+        (lambda: figures.timeline(traces["none"], steps=1), "slice"),  # pyright: ignore[reportArgumentType]
+        (lambda: figures.comparison(runs), "compare"),  # pyright: ignore[reportArgumentType]
+        (lambda: figures.step_strip([traces["none"]]), "by name"),
+    ]
+    for call, said in wrong:
+        with pytest.raises(LabError, match=said):
+            call()

@@ -358,3 +358,74 @@ def test_without_torch_nothing_can_be_turned_and_it_says_why(shipped: Path, monk
     later.source = "recorded"
     assert later.sentence == recorded
     assert not later.toggles["tp_size"].control.disabled
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "said"),
+    [
+        ("device", "cuda", "torch sees no GPU"),
+        ("block_size", 0, "block_size=0"),
+        ("block_size", 1000, "block_size=1000"),
+        ("batch_size", -1, "batch_size=-1"),
+        ("batch_size", 1000, "batch_size=1000"),
+        ("num_steps", 0, "num_steps=0"),
+        ("num_steps", -1, "num_steps=-1"),
+        ("ep_size", "x", "ep_size='x'"),
+        ("alloc", ["foo"], "alloc='foo' is not known"),
+        ("alloc", ["graph_slot"], "graph_slot needs CUDA graphs"),
+    ],
+)
+def test_what_cannot_be_is_red_at_once_and_not_taken(
+    name: str, value: Any, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    p = live_panel([], strict=False)
+    toggle, before, cfg = p.toggles[name], p.toggles[name].value, p.config
+    toggle.value = value
+    assert isinstance(p.errors[-1], LabError)
+    assert said in str(p.errors[-1])
+    assert p.guard.widget.value
+    assert (toggle.value, p.config) == (before, cfg)
+    p.guard.strict = True
+    with pytest.raises(LabError):
+        toggle.value = value
+    p.toggles["num_steps"].value = 1000  # not listed, but legal
+    assert not p.guard.widget.value
+    assert p.board.options["num_steps"] == 1000
+
+
+@pytest.mark.parametrize("start", [{"ep_size": 3}, {"batch_size": float("nan")}, {"device": "cuda"}, {"block_size": 0}])
+def test_start_values_that_cannot_be_are_red(start: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    name = next(iter(start))
+    p = panel(source="live", **start)
+    assert f"Cannot be measured: {name}=" in p.sentence
+    assert isinstance(p.errors[-1], LabError)
+    assert p.guard.widget.value
+    p.toggles[name].value = preset("tiny").toggle(name)
+    assert "Nothing measured here yet" in p.sentence
+    assert not p.guard.widget.value
+    with pytest.raises(LabError, match=name):
+        panel(source="live", strict=True, **start)
+
+
+def test_start_values_of_the_wrong_kind_are_refused() -> None:
+    start: dict[str, Any]
+    for start in ({"ep_size": "x"}, {"num_steps": -1}, {"repeats": 0}, {"use_graph": "yes"}, {"alloc": 3}):
+        with pytest.raises(LabError, match=next(iter(start))):
+            panel(source="live", **start)
+
+
+def test_stopped_during_start_up() -> None:
+    p = live_panel([FakeJob([measured("none", status="stopped", steps=measured("none").steps.iloc[:0])], looks=10**9)])
+    p.run()
+    p.stop()
+    p.wait(5)
+    assert "stopped before anything was measured" in p.frame.status.value
+    assert not p.runs
+
+
+def test_a_path_with_a_nul_is_no_bug_of_the_panel(recorded_panel: Panel) -> None:
+    tab: Any = recorded_panel._tabs["Trace file"]
+    with pytest.raises(LabError, match="no path"):
+        tab.path.value = "\0"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable
-from numbers import Real
 from typing import Any
 
 import ipywidgets as W
@@ -376,7 +375,7 @@ def _check_kind(name: str, value: Any) -> None:
     listed = ", ".join(map(str, VALUES.get(name, ())))
     if name in LEAST and (isinstance(value, bool) or not isinstance(value, int) or value < LEAST[name]):
         raise LabError(f"{name}={value!r} is not a whole number of at least {LEAST[name]}; such as {listed}.")
-    if name in (*VALUES, "confidence_threshold") and (isinstance(value, bool) or not isinstance(value, Real)):
+    if name in (*VALUES, "confidence_threshold") and (isinstance(value, bool) or not isinstance(value, int | float)):
         raise LabError(f"{name}={value!r} is not a number; legal: {listed or '0 to 1'}.")
     if name == "host_work_us" and not (value >= 0 and math.isfinite(value)):
         raise LabError(f"host_work_us={value!r} is not a time: microseconds, at least 0; such as {listed}.")
@@ -391,4 +390,4 @@ def _check_kind(name: str, value: Any) -> None:
     if name == "alloc" and not isinstance(value, (str, list, tuple, set)):
         raise LabError(f"alloc={value!r} is not a list of strategies; legal: {', '.join(ALLOCS)}.")
     if name == "preset":
-        preset(value)
+        preset(str(value))

@@ -110,8 +110,9 @@ class Pick(Toggle):
         options = _options(legal)
         if self.control.options != options:
             self.control.options = options
-        if value in legal and self.control.value != value:
-            self.control.value = value
+        shown = value if value in legal else None  # NaN is in no list
+        if self.control.value != shown:
+            self.control.value = shown
         self.say(
             why or (merged(list(choices), word) if word else said(choices)),
             disabled=bool(why) or len(legal) < 2,

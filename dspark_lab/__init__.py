@@ -31,6 +31,8 @@ _NAMES: dict[str, str] = {
     # traces
     "open_trace": "dspark_lab.trace.source",
     "summarize": "dspark_lab.trace.summary",
+    "integrity": "dspark_lab.trace.summary",
+    "step_parts": "dspark_lab.analysis.steps",
     "breakdown": "dspark_lab.analysis.breakdown",
     "replays": "dspark_lab.analysis.replays",
     "lost": "dspark_lab.analysis.syncs",

@@ -49,13 +49,23 @@ class Integrity:
     messages: tuple[str, ...]
 
     @property
+    def problems(self) -> tuple[str, ...]:
+        """What undermines the trace, a sentence each: mended, left out, cut short, overrun, withheld. Empty where it is sound."""
+        said = [f"{count} × {what}" for what, count in self.counts.items()]
+        if self.truncated:
+            said.append("the file is cut short")
+        if self.num_overruns:
+            said.append(f"{self.num_overruns} device events outlast the whole next event of their stream")
+        return (*said, *(f"{figure} is withheld: {why}" for figure, why in self.withheld.items()))
+
+    @property
     def is_clean(self) -> bool:
         """Nothing mended, left out or withheld."""
-        return not (self.num_repaired or self.num_dropped or self.truncated or self.withheld or self.num_overruns)
+        return not self.problems
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain lists, dicts, numbers and texts."""
-        plain = asdict(self)
+        """Plain lists, dicts, numbers and texts; ``problems`` among them."""
+        plain = asdict(self) | {"problems": self.problems}
         return {k: list(v) if isinstance(v, tuple) else v for k, v in plain.items()}
 
 

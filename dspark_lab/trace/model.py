@@ -95,6 +95,13 @@ class Trace:
         found = self.header.get("deviceProperties")
         return str(found[0].get("name")) if isinstance(found, list) and found and isinstance(found[0], dict) else None
 
+    @property
+    def world_size(self) -> int | None:
+        """Number of ranks of the job, as the header tells it; None where it does not or tells nonsense."""
+        told = self.header.get("distributedInfo")
+        size = told.get("world_size") if isinstance(told, dict) else None
+        return size if isinstance(size, int) and self.rank < size <= 1 << 16 else None
+
     @cached_property
     def integrity(self) -> Integrity:
         """What was mended, what is missing, what is withheld for it."""
@@ -240,7 +247,8 @@ class Trace:
 class TraceSet(Mapping[int, Trace]):
     """Traces of several ranks of one job, by rank.
 
-    ``messages`` says which files of the folder were no traces, and where ranks disagree.
+    ``missing_ranks``: those that the traces' world size tells of and that are not there. ``messages`` says which files of the folder were
+    no traces, which ranks are missing, and where ranks disagree.
     """
 
     def __init__(
@@ -248,7 +256,18 @@ class TraceSet(Mapping[int, Trace]):
     ) -> None:
         self._traces = dict(sorted(traces.items()))
         self.path = path
-        self.messages = messages
+        sizes = {t.world_size for t in self._traces.values() if t.world_size}
+        self.missing_ranks = tuple(r for r in range(max(sizes, default=0)) if r not in self._traces)
+        self.messages = (*messages, *self._disagreements(sizes))
+
+    def _disagreements(self, sizes: set[int]) -> Iterator[str]:
+        if self.missing_ranks:
+            yield f"{len(self)} of {max(sizes)} ranks are here; missing: {', '.join(map(str, self.missing_ranks[:16]))}"
+        if len(sizes) > 1:
+            yield f"the ranks' traces tell of different world sizes: {', '.join(map(str, sorted(sizes)))}"
+        steps = {r: len(t.step_windows) for r, t in self._traces.items()}
+        if len(set(steps.values())) > 1:
+            yield f"the ranks have different numbers of steps: {', '.join(f'rank {r} {n}' for r, n in steps.items())}"
 
     def __getitem__(self, rank: int) -> Trace:
         return self._traces[rank]

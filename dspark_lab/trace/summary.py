@@ -9,6 +9,7 @@ from typing import Any
 import pandas as pd
 
 from dspark_lab.trace.model import Trace, TraceSet
+from dspark_lab.trace.source import open_trace
 from dspark_lab.trace.waits import KINDS
 
 #: Medians leave the first two steps out where there are more: the first is cold and the second still drains it.
@@ -16,7 +17,7 @@ SKIPPED_STEPS = 2
 
 
 def summarize(trace: Trace | TraceSet) -> dict[str, Any]:
-    """The figures of a trace, None where the trace does not bear them; of a set, ``{"ranks": {"0": {...}}}``.
+    """The figures of a trace, None where the trace does not bear them; of a set, ``{"ranks": {"0": {...}}, "missing_ranks", "messages"}``.
 
     Counts and totals are of the whole capture. ``_per_step`` are means over all steps, ``_p50`` medians over the steps from the
     third on (all where there are fewer than three). Host waits are withheld, kind by kind, where steps lost their device events:
@@ -24,7 +25,7 @@ def summarize(trace: Trace | TraceSet) -> dict[str, Any]:
     size in bytes; waits outside the steps are in ``waits`` and in no step. ``integrity`` says what is withheld and why.
     """
     if isinstance(trace, Mapping):
-        return {"ranks": {str(rank): summarize(one) for rank, one in trace.items()}}
+        return {"ranks": {str(rank): summarize(one) for rank, one in trace.items()}} | _of_set(trace)
     steps = trace.steps()
     n, late = len(steps), steps[SKIPPED_STEPS:] if len(steps) > SKIPPED_STEPS else steps
     figures = {
@@ -42,6 +43,26 @@ def summarize(trace: Trace | TraceSet) -> dict[str, Any]:
         "integrity": trace.integrity.to_dict(),
     }
     return figures | {k: _none_like(figures.get(k)) for k in trace.integrity.withheld}
+
+
+def integrity(source: Any) -> dict[str, Any]:
+    """The integrity reports of a trace or of all ranks: ``{"ranks": {"0": {...}}, "missing_ranks", "messages", "problems"}``.
+
+    ``problems`` is empty where every figure stands: nothing was mended, left out, withheld, and no rank is missing from a folder of ranks.
+    """
+    opened = open_trace(source)
+    ranks = dict(opened) if isinstance(opened, TraceSet) else {opened.rank: opened}
+    told = _of_set(opened) if isinstance(opened, TraceSet) else {"missing_ranks": [], "messages": []}
+    problems = [f"rank {rank}: {p}" for rank, one in ranks.items() for p in one.integrity.problems]
+    if told["missing_ranks"]:
+        problems.append(f"ranks {', '.join(map(str, told['missing_ranks']))} are missing")
+    return {"ranks": {str(r): t.integrity.to_dict() for r, t in ranks.items()}, **told, "problems": problems}
+
+
+def _of_set(traces: Mapping[int, Trace]) -> dict[str, Any]:
+    if not isinstance(traces, TraceSet):
+        return {}
+    return {"missing_ranks": list(traces.missing_ranks), "messages": list(traces.messages)}
 
 
 def _none_like(figure: Any) -> Any:

@@ -11,6 +11,7 @@ import pytest
 
 from dspark_lab.errors import LabError
 from dspark_lab.trace import open_trace, summarize
+from dspark_lab.trace.summary import integrity
 
 PUBLIC = os.environ.get("DSPARK_LAB_PUBLIC_TRACES")
 
@@ -214,3 +215,21 @@ def test_public_captures(name, num_steps, vendor, kernels, wait):
     if name.startswith("sglang"):
         assert found["waits"][0]["total_us"] == pytest.approx(463064, abs=1)
         assert "cuda_graph_runner.py:276" in found["waits"][0]["site"]
+
+
+def test_missing_ranks_and_other_disagreements_are_told(sound, write):
+    for rank in (0, 2):
+        path = write(
+            sound.replace('"rank": 0, "world_size": 1', f'"rank": {rank}, "world_size": 4'), f"r/rank{rank}.json"
+        )
+    ranks = open_trace(path.parent)
+    assert ranks.missing_ranks == (1, 3)
+    assert any("2 of 4 ranks are here; missing: 1, 3" in m for m in ranks.messages)
+    assert integrity(ranks)["problems"] == ["ranks 1, 3 are missing"]
+    write(
+        sound.replace('"rank": 0, "world_size": 1', '"rank": 1, "world_size": 2').replace("ProfilerStep#7", "other"),
+        "r/rank1.json",
+    )
+    said = " ".join(open_trace(path.parent).messages)
+    assert "different world sizes: 2, 4" in said
+    assert "different numbers of steps: rank 0 3, rank 1 2" in said

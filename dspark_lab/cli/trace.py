@@ -1,0 +1,160 @@
+"""Commands that read traces. ``--strict`` exits with 1 where the integrity report has something to say, after what was asked for is printed."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from dspark_lab.cli.options import Json
+from dspark_lab.cli.printing import say, show
+from dspark_lab.cli.trace_tables import print_integrity, print_steps, print_summary
+
+app = typer.Typer(help="Read profiler traces: a file, a folder of ranks, or a run folder.", no_args_is_help=True)
+
+Path_ = Annotated[
+    Path,
+    typer.Argument(metavar="PATH", help="A Kineto or Chrome trace (gz or not), a folder of ranks, or a run folder."),
+]
+Before = Annotated[Path, typer.Argument(help="A trace, a folder of ranks, or a run folder.")]
+After = Annotated[Path, typer.Argument(help="The one to compare with it.")]
+Pattern = Annotated[
+    str | None, typer.Option("--step-pattern", help="Regular expression for annotations that are steps.")
+]
+Strict = Annotated[
+    bool,
+    typer.Option(
+        "--strict", help="Exit with 1 where the integrity report mends, leaves out, withholds or misses anything."
+    ),
+]
+
+
+@app.command()
+def summary(path: Path_, step_pattern: Pattern = None, strict: Strict = False, json_: Json = False) -> None:
+    """Steps, kernels, launch lead, host waits by kind and site, copies, and what undermines the figures."""
+    import dspark_lab as lab
+
+    opened = _open(path, step_pattern)
+    found = lab.summarize(opened)
+    if json_:
+        show(found, True)
+    else:
+        print_summary(found)
+    _judge(strict, opened)
+
+
+@app.command()
+def integrity(path: Path_, step_pattern: Pattern = None, strict: Strict = False, json_: Json = False) -> None:
+    """What the trace lacks, what was mended in it, and which figures it therefore does not give."""
+    import dspark_lab as lab
+
+    opened = _open(path, step_pattern)
+    report = lab.integrity(opened)
+    if json_:
+        show(report, True)
+    else:
+        print_integrity(report)
+    _judge(strict, opened)
+
+
+@app.command()
+def steps(path: Path_, step_pattern: Pattern = None, strict: Strict = False, json_: Json = False) -> None:
+    """A row a step of each rank: period, its parts, launch lead and host waits, in µs of profiled time."""
+    import dspark_lab as lab
+
+    opened = _open(path, step_pattern)
+    table = lab.step_parts(opened)
+    if json_:
+        show(table, True)
+    else:
+        print_steps(table)
+    _judge(strict, opened)
+
+
+@app.command()
+def waits(
+    path: Path_,
+    each: Annotated[bool, typer.Option("--each", help="A row a wait instead of a row a site.")] = False,
+    step_pattern: Pattern = None,
+    strict: Strict = False,
+    json_: Json = False,
+) -> None:
+    """Where the host stood still, and what the device ran dry for it: by site, the greatest loss first."""
+    import dspark_lab as lab
+
+    opened = _open(path, step_pattern)
+    show(lab.lost(opened) if each else lab.lost_by_site(opened), json_)
+    _judge(strict, opened)
+
+
+@app.command()
+def diff(
+    before: Before, after: After, step_pattern: Pattern = None, strict: Strict = False, json_: Json = False
+) -> None:
+    """Why a step became slower: the delta with its interval, and the causes that sum to it."""
+    import dspark_lab as lab
+
+    sides = _open(before, step_pattern), _open(after, step_pattern)
+    found = lab.diff(*sides)
+    if json_:
+        show(found.to_dict(), True)
+    else:
+        say(found.sentence)
+        show(found.by_kind(), False)
+    _judge(strict, *sides)
+
+
+@app.command()
+def whatif(
+    path: Path_,
+    drop: Annotated[
+        str, typer.Option(help="Waits that no longer hold the host: sync, event_wait, all or none.")
+    ] = "none",
+    drop_site: Annotated[str | None, typer.Option(help="Only the waits of this site.")] = None,
+    drop_kernel: Annotated[str | None, typer.Option(help="Remove kernels that match.")] = None,
+    drop_copy: Annotated[str | None, typer.Option(help="Remove copies that match.")] = None,
+    scale_host: Annotated[float, typer.Option(help="Factor on host time between calls.")] = 1.0,
+    launch_cost: Annotated[
+        float, typer.Option(help="Factor on host calls: the profiler's cost, where you know it.")
+    ] = 1.0,
+    step_pattern: Pattern = None,
+    strict: Strict = False,
+    json_: Json = False,
+) -> None:
+    """Replay a trace with waits, kernels or copies left out: the predicted step beside the replay's own error."""
+    import dspark_lab as lab
+
+    opened = _open(path, step_pattern)
+    found = lab.whatif(
+        opened, drop=drop, drop_site=drop_site, drop_kernel=drop_kernel, drop_copy=drop_copy, scale_host=scale_host,
+        launch_cost=launch_cost,
+    )  # fmt: skip
+    if json_:
+        show(found.to_dict(), True)
+    else:
+        say(found.sentence)
+        show(found.waits, False)
+        show(found.edits.assign(target=found.edits["target"].str.slice(0, 60)), False)
+    _judge(strict, opened)
+
+
+def _open(path: Path, step_pattern: str | None) -> Any:
+    import dspark_lab as lab
+
+    source: Any = lab.load_run(path) if (path / "run.json").is_file() else path
+    return lab.open_trace(source, step_pattern=step_pattern)
+
+
+def _judge(strict: bool, *opened: Any) -> None:
+    """Under ``--strict``, what undermines the traces on standard error, and exit code 1."""
+    import dspark_lab as lab
+
+    if not strict:
+        return
+    said = [p for one in opened for p in lab.integrity(one)["problems"]]
+    for text in said:
+        sys.stderr.write(f"dspark-lab: integrity: {text}\n")
+    if said:
+        raise typer.Exit(1)

@@ -1,0 +1,65 @@
+"""The trace commands: shapes of their JSON, tables, what ``--strict`` does. In this process, for speed."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from dspark_lab.cli import app
+
+DATA = Path(__file__).parents[1] / "data" / "traces"
+H200, HOSTILE = DATA / "h200", DATA / "hostile"
+
+
+def trace(*args: object) -> Any:
+    return CliRunner().invoke(app, ["trace", *map(str, args)], env={"COLUMNS": "400"})
+
+
+def test_trace_commands_print_their_shapes_and_tables() -> None:
+    one, two = H200 / "trace_blocking.json.gz", HOSTILE / "two"
+    steps = json.loads(trace("steps", one, "--json").stdout)
+    assert len(steps) == 8
+    parts = (
+        "compute_us",
+        "communication_us",
+        "peer_wait_us",
+        "copy_us",
+        "idle_host_us",
+        "idle_graph_us",
+        "idle_other_us",
+    )
+    assert all(sum(r[p] for p in parts) == pytest.approx(r["period_us"]) and r["withheld"] == "" for r in steps)
+    waits = json.loads(trace("waits", one, "--json").stdout)
+    assert waits[0]["name"] == "cudaStreamSynchronize"
+    assert waits[0]["lost_us_per_step"] > 200
+    assert len(json.loads(trace("waits", one, "--each", "--json").stdout)) == 16
+    report = json.loads(trace("integrity", two, "--json").stdout)
+    assert list(report["ranks"]) == ["0", "1"]
+    assert (report["problems"], report["missing_ranks"]) == ([], [])
+    for command, said in (
+        ("summary", "step p50"),
+        ("steps", "idle: host"),
+        ("waits", "aten::copy_"),
+        ("integrity", "rank 0: sound"),
+    ):
+        out = trace(command, one)
+        assert said in out.stdout, out.stderr
+
+
+@pytest.mark.parametrize("command", ["summary", "steps", "waits", "integrity", "diff", "whatif"])
+def test_strict_ends_with_1_where_the_trace_is_undermined(command: str) -> None:
+    hostile = HOSTILE
+    sound, mended = (
+        hostile / "ok" / "w.1700000000000.pt.trace.json",
+        hostile / "quote" / "w.1700000000000.pt.trace.json",
+    )
+    more = [sound] if command == "diff" else []
+    out = trace(command, mended, *more, "--strict", "--json")
+    assert (out.exit_code, json.loads(out.stdout) is not None) == (1, True), out.stderr
+    assert "integrity: rank 0: 3 × unescaped quote" in out.stderr
+    assert trace(command, mended, *more, "--json").exit_code == 0
+    assert trace(command, sound, *more, "--strict").exit_code == 0

@@ -41,6 +41,7 @@ _NAMES: dict[str, str] = {
     "whatif": "dspark_lab.analysis.whatif",
     # out
     "to_tensorboard": "dspark_lab.export.tensorboard",
+    "to_perfetto": "dspark_lab.export.perfetto",
     "panel": "dspark_lab.view.panel",
 }
 

@@ -56,3 +56,17 @@ def _toggles(pairs: list[str] | None) -> dict[str, Any]:
         except ValueError:
             toggles[name] = {"True": True, "False": False, "None": None}.get(value, value)
     return toggles
+
+
+def span(text: str) -> slice | int:
+    """``3`` or ``2:5``, ``:5``, ``2:`` as a number or a slice."""
+    parts = text.split(":")
+    try:
+        numbers = [int(x) if x.strip() else None for x in parts]
+    except ValueError:
+        numbers = []
+    if len(numbers) == 1 and numbers[0] is not None:
+        return numbers[0]
+    if len(numbers) == 2:
+        return slice(*numbers)
+    raise LabError(f"steps={text!r} is no number and no range; give 3, 2:5, :5 or 2:.")

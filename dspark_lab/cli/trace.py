@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from dspark_lab.cli.options import Json
+from dspark_lab.cli.options import Json, span
 from dspark_lab.cli.printing import say, show
 from dspark_lab.cli.trace_tables import print_integrity, print_steps, print_summary
 
@@ -137,6 +137,37 @@ def whatif(
         say(found.sentence)
         show(found.waits, False)
         show(found.edits.assign(target=found.edits["target"].str.slice(0, 60)), False)
+    _judge(strict, opened)
+
+
+@app.command()
+def export(
+    path: Path_,
+    out: Annotated[Path, typer.Option("-o", "--out", help="The file to write; gzip where it ends in .gz.")] = Path(
+        "perfetto.json.gz"
+    ),
+    steps: Annotated[str | None, typer.Option(help="Step numbers: 3, or 2:5 for 2 to 4; default all.")] = None,
+    max_mb: Annotated[
+        float, typer.Option(help="Limit of the text in MB; whole steps are left out from the end.")
+    ] = 200.0,
+    step_pattern: Pattern = None,
+    strict: Strict = False,
+    json_: Json = False,
+) -> None:
+    """Write JSON for ui.perfetto.dev: no overlaps, flows from launches, ranks side by side; checked after writing."""
+    import dspark_lab as lab
+
+    opened = _open(path, step_pattern)
+    made = lab.to_perfetto(opened, out, steps=None if steps is None else span(steps), max_mb=max_mb)
+    if json_:
+        show(made.to_dict(), True)
+    else:
+        of = f", steps {made.steps[0]} to {made.steps[1]}" if made.steps else ""
+        say(
+            f"{made.path}: {made.num_slices} slices, {made.num_flows} flows, {made.size_mb:.1f} MB of text{of}; open it at ui.perfetto.dev"
+        )
+        for text in made.messages:
+            say(text)
     _judge(strict, opened)
 
 

@@ -63,3 +63,14 @@ def test_strict_ends_with_1_where_the_trace_is_undermined(command: str) -> None:
     assert "integrity: rank 0: 3 × unescaped quote" in out.stderr
     assert trace(command, mended, *more, "--json").exit_code == 0
     assert trace(command, sound, *more, "--strict").exit_code == 0
+
+
+def test_export_writes_and_says_what(tmp_path: Path) -> None:
+    out = trace("export", H200 / "trace_none.json.gz", "-o", tmp_path / "x.json", "--steps", "2:4", "--json")
+    made = json.loads(out.stdout)
+    assert (made["steps"], made["path"], made["num_flows"]) == ([2, 3], str(tmp_path / "x.json"), 34)
+    assert (
+        "steps 3 to 3; open it at ui.perfetto.dev"
+        in trace("export", H200 / "trace_none.json.gz", "-o", tmp_path / "x.json", "--steps", "3").stdout
+    )
+    assert "steps='x'" in str(trace("export", H200 / "trace_none.json.gz", "--steps", "x").exception)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-DATA = Path(__file__).parents[2] / "data" / "traces"
+DATA = Path(__file__).parents[1] / "data" / "traces"
 
 
 @pytest.fixture(scope="session")

@@ -43,6 +43,7 @@ _NAMES: dict[str, str] = {
     "to_tensorboard": "dspark_lab.export.tensorboard",
     "to_perfetto": "dspark_lab.export.perfetto",
     "panel": "dspark_lab.view.panel",
+    "browse": "dspark_lab.view.browse.canvas",
 }
 
 __all__ = [*_NAMES, "plot"]

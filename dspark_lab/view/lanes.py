@@ -1,4 +1,4 @@
-"""Boxes for pictures of a trace: device and host events with a colour each, phases as spans, gaps, tiny neighbours merged."""
+"""Boxes for pictures of a trace: device and host events with a colour each, phases as spans, gaps."""
 
 from __future__ import annotations
 
@@ -9,14 +9,13 @@ from weakref import WeakKeyDictionary
 import numpy as np
 import pandas as pd
 
+from dspark_lab.analysis.comm import comm_labels
 from dspark_lab.view.rows import records
 
 DEVICE = ("kernel", "gpu_memcpy", "gpu_memset")
-RUNTIME = ("cuda_runtime", "cuda_driver", "hip_runtime", "hip_driver", "privateuse1_runtime", "privateuse1_driver")
 COMMUNICATION = re.compile(
     r"nccl|rccl|nvshmem|deep_?ep|all_?reduce|all_?gather|reduce_?scatter|all_?to_?all|gloo|c10d::", re.IGNORECASE
 )
-GRAPH_LAUNCH = re.compile(r"GraphLaunch", re.IGNORECASE)
 PHASES = ("draft", "verify", "accept")
 MAX_NAME = 64
 
@@ -44,9 +43,9 @@ def device_boxes(events: pd.DataFrame) -> pd.DataFrame:
     """Device events: start_ns, dur_ns, stream, device, correlation, name, colour (compute, communication or copy), sorted."""
     rows = events[events["category"].isin(DEVICE)]
     names = rows["name"].astype(str)
-    kinds = {n: ("communication" if COMMUNICATION.search(n) else "compute") for n in names.unique()}
-    colour = np.where(rows["category"] == "kernel", names.map(kinds), "copy")
-    shorts = {n: short(n) for n in kinds}
+    talks = comm_labels(rows["name"]) != ""
+    colour = np.where(rows["category"] == "kernel", np.where(talks, "communication", "compute"), "copy")
+    shorts = {n: short(n) for n in names.unique()}
     return pd.DataFrame(
         {
             "start_ns": rows["ts_ns"].to_numpy(),
@@ -56,23 +55,6 @@ def device_boxes(events: pd.DataFrame) -> pd.DataFrame:
             "correlation": rows["correlation"].to_numpy(),
             "name": names.map(shorts).to_numpy(),
             "colour": colour,
-        }
-    ).sort_values("start_ns", ignore_index=True)
-
-
-def runtime_boxes(events: pd.DataFrame) -> pd.DataFrame:
-    """Host calls into the driver: start_ns, dur_ns, pid, tid, correlation, name, is_graph_launch, sorted."""
-    rows = events[events["category"].isin(RUNTIME)]
-    names = rows["name"].astype(str)
-    return pd.DataFrame(
-        {
-            "start_ns": rows["ts_ns"].to_numpy(),
-            "dur_ns": rows["dur_ns"].to_numpy(),
-            "pid": rows["pid"].to_numpy(),
-            "tid": rows["tid"].to_numpy(),
-            "correlation": rows["correlation"].to_numpy(),
-            "name": names.to_numpy(),
-            "is_graph_launch": names.str.contains(GRAPH_LAUNCH).to_numpy(dtype=bool),
         }
     ).sort_values("start_ns", ignore_index=True)
 
@@ -169,37 +151,3 @@ def gaps(boxes: pd.DataFrame, lo: int, hi: int, *, over_ns: float) -> list[tuple
     reach = np.maximum.accumulate((inside["start_ns"] + inside["dur_ns"]).to_numpy())
     idle = start[1:] - reach[:-1]
     return [(int(reach[i]), int(start[i + 1])) for i in np.flatnonzero(idle > over_ns)]
-
-
-def merged(boxes: pd.DataFrame, by: list[str], *, limit: int) -> tuple[pd.DataFrame, float]:
-    """At most about ``limit`` boxes: neighbours of one lane and colour closer than a growing gap become one.
-
-    Returns the boxes (``name`` says how many) and the gap in ns under which they were joined; 0 where nothing was.
-    """
-    if len(boxes) <= limit:
-        return boxes, 0.0
-    span = float((boxes["start_ns"] + boxes["dur_ns"]).max() - boxes["start_ns"].min())
-    gap = max(span / limit / 64, 1.0)
-    out = boxes
-    while len(out) > limit and gap < span:
-        gap *= 2
-        out = _joined(boxes, by, gap)
-    return out, gap
-
-
-def _joined(boxes: pd.DataFrame, by: list[str], gap: float) -> pd.DataFrame:
-    rows = boxes.sort_values([*by, "start_ns"], kind="stable", ignore_index=True)
-    end = rows["start_ns"] + rows["dur_ns"]
-    reach = end.groupby([rows[c] for c in by], observed=True).cummax().to_numpy()
-    start = rows["start_ns"].to_numpy()
-    apart = np.ones(len(rows), dtype=bool)
-    same = np.ones(len(rows) - 1, dtype=bool)
-    for c in by:
-        same &= rows[c].to_numpy()[1:] == rows[c].to_numpy()[:-1]
-    apart[1:] = ~same | (start[1:] - reach[:-1] > gap)
-    groups = rows.assign(end_ns=end, group=np.cumsum(apart)).groupby("group", sort=False)
-    first = groups.first()
-    count = groups.size().to_numpy()
-    first["dur_ns"] = groups["end_ns"].max() - first["start_ns"]
-    first["name"] = [n if k == 1 else f"{k} events, first {n}" for n, k in zip(first["name"], count, strict=True)]
-    return first.drop(columns="end_ns").reset_index(drop=True)

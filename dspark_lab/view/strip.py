@@ -13,6 +13,7 @@ import plotly.graph_objects as go
 from dspark_lab.errors import LabError
 from dspark_lab.runs.record import Run
 from dspark_lab.view import lanes
+from dspark_lab.view.browse.detail import Row, look
 from dspark_lab.view.rows import arm_of, records
 from dspark_lab.view.source import one_capture, one_rank, open_cached, trace_label
 from dspark_lab.view.theme import COLOURS, FAINT, INK, TOP, fill, joined, message, signed, titled
@@ -24,8 +25,8 @@ LANE = 0.62
 MIN_GAP_US = 20.0
 TITLE = "One step of each strategy: host over device"
 TITLE_CPU = "One step of each strategy: phases over ops, no GPU"
-MAX_OPS = 800
-"""Boxes of ops an arm; over that, neighbours are merged."""
+MAX_OPS, PIXELS = 800, 2000
+"""Boxes of ops an arm; over that, those of a cell are merged."""
 
 
 @dataclass
@@ -205,10 +206,14 @@ def _op_lane(boxes: _Boxes, arm: _Arm, at: float, lo: float, hi: float) -> None:
     events = arm.trace.events
     from_ns, to_ns = arm.zero_ns + lo * 1e6, arm.zero_ns + hi * 1e6
     ops = lanes.op_boxes(events[(events["ts_ns"] < to_ns) & (events["ts_ns"] + events["dur_ns"] > from_ns)])
-    ops, _ = lanes.merged(ops, ["colour"], limit=MAX_OPS) if len(ops) else (ops, 0.0)
-    for b in records(ops):
-        faint = not arm.has(b["start_ns"])
-        boxes.add(b["colour"], at, arm.ms(b["start_ns"]), b["dur_ns"] / 1e6, f"{arm.name}: {b['name']}", faint=faint)
+    names, colours = ops["name"].tolist(), ("compute", "communication")
+    start, talk = ops["start_ns"].to_numpy(), (ops["colour"] == "communication").to_numpy(dtype=np.int8)
+    order = np.argsort(start, kind="stable")
+    row = Row(start[order], (start + ops["dur_ns"].to_numpy())[order], talk[order], np.arange(len(ops))[order])
+    shown, _ = look([row], int(from_ns), int(to_ns), pixels=PIXELS, limit=MAX_OPS)
+    for a, b, c, name, count in zip(shown.start, shown.end, shown.colour, shown.name, shown.count, strict=True):
+        said = names[name] if name >= 0 else f"{count} ops merged"
+        boxes.add(colours[c], at, arm.ms(a), (b - a) / 1e6, f"{arm.name}: {said}", faint=not arm.has(a))
 
 
 def _outside(work: pd.DataFrame, spans: pd.DataFrame) -> pd.DataFrame:

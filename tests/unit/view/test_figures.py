@@ -15,7 +15,7 @@ from dspark_lab.analysis.latency import compare
 from dspark_lab.errors import LabError
 from dspark_lab.runs.record import Run
 from dspark_lab.trace import open_trace
-from dspark_lab.view import figures, lanes
+from dspark_lab.view import figures
 from dspark_lab.view.theme import COLOURS
 from dspark_lab.view.waits import waits_table
 from tests.unit.view.conftest import capture, measured
@@ -63,14 +63,13 @@ def test_timeline_merges_tiny_kernels_and_says_so(tmp_path: Path) -> None:
     assert "merged" not in figures.timeline(trace, steps=slice(2, 3)).layout.title.text
 
 
-def test_merging_keeps_the_extent_of_each_lane() -> None:
-    start = np.arange(1000) * 10
-    boxes = pd.DataFrame({"lane": "a", "colour": "compute", "start_ns": start, "dur_ns": 5, "name": "k"})
-    few, gap = lanes.merged(boxes, ["lane", "colour"], limit=100)
-    assert gap > 0
-    assert len(few) <= 100
-    assert few["start_ns"].min() == 0
-    assert (few["start_ns"] + few["dur_ns"]).max() == 9995
+def test_timeline_marks_what_the_integrity_report_undermines(hostile: Path) -> None:
+    figure = figures.timeline(open_trace(hostile / "step_collapse"), steps=None)
+    assert "⚠ not given: " in figure.layout.title.text
+    said = [a.text for a in figure.layout.annotations]
+    assert "⚠ step 6: no device events" in said
+    assert any(s.type == "rect" and s.x1 > s.x0 for s in figure.layout.shapes)
+    assert "⚠" not in figures.timeline(open_trace(hostile / "ok"), steps=None).layout.title.text
 
 
 def test_cpu_trace_draws_phases_and_ops(tmp_path: Path) -> None:

@@ -89,7 +89,7 @@ def test_a_zoom_brings_detail(tmp_path: Path) -> None:
     assert near.merged.sum() == 0
     assert 20 < len(near) < 1000
     assert max(size, b.view_bytes) < 200_000
-    assert b.widget.view["lo"] == 10_000_000
+    assert b.widget.view["lo"] == 10_240_000
     assert b.zoom_steps(3, 4).count.sum() > 0
     assert b.lo_ns < 3_000_000 < b.hi_ns
 

@@ -42,6 +42,7 @@ _NAMES: dict[str, str] = {
     # out
     "to_tensorboard": "dspark_lab.export.tensorboard",
     "to_perfetto": "dspark_lab.export.perfetto",
+    "to_report": "dspark_lab.export.report",
     "panel": "dspark_lab.view.panel",
     "browse": "dspark_lab.view.browse.canvas",
 }

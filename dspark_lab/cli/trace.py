@@ -171,6 +171,26 @@ def export(
     _judge(strict, opened)
 
 
+@app.command()
+def report(
+    before: Before,
+    after: After,
+    out: Annotated[Path, typer.Option("-o", "--out", help="The HTML file to write.")] = Path("report.html"),
+    step_pattern: Pattern = None,
+    strict: Strict = False,
+    json_: Json = False,
+) -> None:
+    """Write a diff as one HTML page that needs nothing else: verdict, pictures, parts, integrity."""
+    import dspark_lab as lab
+
+    sides = _open(before, step_pattern), _open(after, step_pattern)
+    made = lab.to_report(*sides, out)
+    show({"path": str(made), "size_kb": round(made.stat().st_size / 1000, 1)}, True) if json_ else say(
+        f"report: {made}"
+    )
+    _judge(strict, *sides)
+
+
 def _open(path: Path, step_pattern: str | None) -> Any:
     import dspark_lab as lab
 

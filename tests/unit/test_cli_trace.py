@@ -74,3 +74,11 @@ def test_export_writes_and_says_what(tmp_path: Path) -> None:
         in trace("export", H200 / "trace_none.json.gz", "-o", tmp_path / "x.json", "--steps", "3").stdout
     )
     assert "steps='x'" in str(trace("export", H200 / "trace_none.json.gz", "--steps", "x").exception)
+
+
+def test_report_writes_a_page(tmp_path: Path) -> None:
+    out = trace(
+        "report", H200 / "trace_none.json.gz", H200 / "trace_blocking.json.gz", "-o", tmp_path / "r.html", "--json"
+    )
+    assert json.loads(out.stdout)["path"] == str(tmp_path / "r.html")
+    assert "cudaStreamSynchronize" in (tmp_path / "r.html").read_text()

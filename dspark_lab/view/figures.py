@@ -1,4 +1,4 @@
-"""Figures of runs, as values: `latency`, `comparison`, `acceptance`; and of traces: `timeline`, `step_strip`. Nothing shows itself.
+"""Figures of runs, as values: `latency`, `comparison`, `acceptance`; and of traces: `timeline`, `step_strip`, `causes`, `edits`, `step_parts`. Nothing shows itself.
 
 These are the values of ``lab.plot``. Each figure carries one line with source, device, date and whether steps were profiled.
 """
@@ -15,6 +15,7 @@ import plotly.graph_objects as go
 
 from dspark_lab.errors import LabError
 from dspark_lab.runs.record import Run
+from dspark_lab.view.causes import causes, edits, step_parts
 from dspark_lab.view.rows import TOO_FEW, arm_of, by_arm, is_few
 from dspark_lab.view.strip import step_strip
 from dspark_lab.view.sweeps import host_work, launch_lead
@@ -22,7 +23,9 @@ from dspark_lab.view.theme import COLOURS, FAINT, INK, joined, message, signed, 
 from dspark_lab.view.timeline import timeline
 from dspark_lab.view.waits import waits
 
-__all__ = ["acceptance", "comparison", "host_work", "latency", "launch_lead", "step_strip", "timeline", "waits"]
+__all__ = [
+    "acceptance", "causes", "comparison", "edits", "host_work", "latency", "launch_lead", "step_parts", "step_strip", "timeline", "waits",
+]  # fmt: skip
 
 MAX_POINTS = 1500
 """Points drawn of one run; more are thinned evenly, and the figure says so."""

@@ -21,11 +21,23 @@ MAX_NAME = 64
 
 
 def short(name: str) -> str:
-    """A kernel's name without namespaces and template arguments, at most 64 characters."""
+    """A kernel's name without namespaces and template arguments, at most 64 characters; of a mangled one its namespaces and name."""
     name = re.sub(r"^void ", "", str(name))
+    if name.startswith("_ZN"):
+        return _mangled(name)
     head = name.split("<", 1)[0].split("(", 1)[0]
     head = head.rsplit("::", 1)[-1] or name
     return head if len(head) <= MAX_NAME else head[: MAX_NAME - 1] + "…"
+
+
+def _mangled(name: str) -> str:
+    """The identifiers that a mangled name (Itanium ABI) begins with: ``_ZN7cutlass13device_kernelI…`` is cutlass::device_kernel."""
+    at, parts = 3, []
+    while found := re.match(r"(\d+)", name[at:]):
+        at += found.end()
+        parts.append(name[at : at + int(found[1])])
+        at += int(found[1])
+    return "::".join(parts)[:MAX_NAME] or name[:MAX_NAME]
 
 
 _of_trace: WeakKeyDictionary[Any, dict[str, pd.DataFrame]] = WeakKeyDictionary()

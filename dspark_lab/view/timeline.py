@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from typing import Any
 
 import numpy as np
@@ -157,5 +158,5 @@ def _bands(figure: go.Figure, of: Scene, lo: int, hi: int) -> None:
         left, right = (max(a, lo) - lo) / 1e6, (min(b, hi) - lo) / 1e6
         figure.add_shape(type="rect", x0=left, x1=right, y0=first - 0.45, y1=len(of.tracks) - 0.5, line={"color": DOUBT, "dash": "dash", "width": 1},
                          fillcolor=DOUBT, opacity=0.14)  # fmt: skip
-        figure.add_annotation(x=left, y=first - 0.45, text=f"⚠ {why}", showarrow=False, xanchor="left", yanchor="bottom",
+        figure.add_annotation(x=left, y=first - 0.45, text=f"⚠ {textwrap.shorten(why, 44, placeholder='…')}", showarrow=False, xanchor="left", yanchor="bottom",
                               font={"size": 10, "color": DOUBT}, bgcolor="rgba(255,255,255,0.85)")  # fmt: skip

@@ -206,7 +206,7 @@ function render({ model, el }) {
       const row = v[i + 3], [a, b] = last.get(row) ?? [-99, -99];
       if (x(v[i]) - a < 12 && Math.abs(x(v[i + 2]) - b) < 12) continue;
       last.set(row, [x(v[i]), x(v[i + 2])]);
-      arrow(v[i], v[i + 1], v[i + 2], row, "rgba(31,41,55,0.5)", 1);
+      arrow(v[i], v[i + 1], v[i + 2], row, "rgba(31,41,55,0.35)", 1);
     }
   }
   function outline() {

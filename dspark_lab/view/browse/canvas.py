@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import time
+from base64 import b64encode
 from collections.abc import Mapping
 from functools import lru_cache
+from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -133,7 +135,9 @@ class Browse:
 
         display(self.widget)
         if not isinstance(self.widget, W.HTML):
-            display({"image/svg+xml": self.svg, "text/plain": repr(self)}, raw=True)
+            image = b64encode(self.svg.encode()).decode()  # as an image: an untrusted notebook shows no SVG of its own
+            still = f'<img class="dspark-still" alt="{escape(repr(self))}" src="data:image/svg+xml;base64,{image}">'
+            display({"text/html": still, "text/plain": repr(self)}, raw=True)
 
     def _window(self, steps: slice | None, step: int | None) -> tuple[int, int]:
         """From the start of the chosen steps on the host to their end on the device."""
@@ -254,6 +258,9 @@ def _canvas() -> Any:
         found = traitlets.Dict().tag(sync=True)
         picked = traitlets.Dict().tag(sync=True)
         error = traitlets.Unicode().tag(sync=True)
+
+        def __repr__(self) -> str:  # what a page says that cannot show it
+            return "A timeline to zoom in; run the cell to have it. Its still picture is below."
 
     return Canvas
 

@@ -15,6 +15,8 @@ from dspark_lab.view.browse.tracks import Track
 from dspark_lab.view.lanes import short
 from dspark_lab.view.rows import records
 
+MAX_TITLE = 160
+"""Letters of a name in the picture; ``Picked.title`` has it whole."""
 MOST = 5
 """Names told of a merged box, and frames of a launcher."""
 
@@ -49,7 +51,11 @@ class Picked:
             )
 
         launched = f"<div><b>launched by</b> {rows(self.launcher)}</div>" if self.launcher else ""
-        return f'<div><b style="overflow-wrap:anywhere">{html.escape(self.title)}</b></div><div>{rows(self.facts)}</div>{launched}'
+        title = self.title if len(self.title) <= MAX_TITLE else f"{self.title[: MAX_TITLE - 1]}…"
+        return (
+            f'<div title="{html.escape(self.title)}"><b style="overflow-wrap:anywhere">{html.escape(title)}</b></div>'
+            f"<div>{rows(self.facts)}</div>{launched}"
+        )
 
 
 def nearest(track: Track, at: int, slack: int) -> int:

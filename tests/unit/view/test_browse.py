@@ -223,7 +223,9 @@ def test_the_still_picture_is_small_and_needs_nothing(h200: Path, monkeypatch: p
     monkeypatch.setattr("IPython.display.display", lambda what, **_: shown.append(what))
     b._ipython_display_()
     assert shown[0] is b.widget
-    assert set(shown[1]) == {"image/svg+xml", "text/plain"}
+    assert set(shown[1]) == {"text/html", "text/plain"}
+    assert shown[1]["text/html"].startswith('<img class="dspark-still" alt="Browse(')
+    assert len(shown[1]["text/html"]) < 300_000
 
 
 def test_without_anywidget_the_still_picture_stands_alone(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -25,6 +26,7 @@ _DEVICE_COLUMNS = (
     "graph_id",
     "graph_node_id",
 )
+_CALL_COLUMNS = ("category", "name", "ts_ns", "dur_ns", "pid", "tid", "correlation")
 _GRAPH_LAUNCH = r"GraphLaunch"
 
 
@@ -32,7 +34,7 @@ _GRAPH_LAUNCH = r"GraphLaunch"
 class Linked:
     """Runtime calls and device events of a trace, each with the step it belongs to.
 
-    ``calls``: columns of the event table, ``end_ns``, ``place`` (position of the step holding the call's start, −1 outside),
+    ``calls``: category, name, ts_ns, dur_ns, pid, tid, correlation, ``end_ns``, ``place`` (position of the step holding the call's start, −1 outside),
     ``is_launch``, ``is_graph``. ``device``: the device's columns with ``end_ns``, ``call`` (row of ``calls`` that launched it, −1 unknown), ``place`` (the step
     of that call). ``by_time`` says that there are no runtime calls and steps were assigned by the device's clock.
     """
@@ -44,12 +46,14 @@ class Linked:
 
 def link(events: pd.DataFrame, steps: StepWindows) -> Linked:
     """Join device events to the calls that launched them, by correlation id; External ids are not used, they differ."""
-    calls = events[in_categories(events, RUNTIME_CATEGORIES)].reset_index(drop=True)
+    on_host = np.flatnonzero(in_categories(events, RUNTIME_CATEGORIES))
+    calls = pd.DataFrame({c: _wide(events[c].iloc[on_host]) for c in _CALL_COLUMNS}, copy=False)
     calls["end_ns"] = calls["ts_ns"] + calls["dur_ns"]
     calls["place"] = steps.of(calls["ts_ns"].to_numpy())
     calls["is_launch"] = named(calls, _LAUNCH)
     calls["is_graph"] = named(calls, _GRAPH_LAUNCH)
-    device = events.loc[in_categories(events, DEVICE_CATEGORIES), list(_DEVICE_COLUMNS)].reset_index(drop=True)
+    on_device = np.flatnonzero(in_categories(events, DEVICE_CATEGORIES))
+    device = pd.DataFrame({c: _wide(events[c].iloc[on_device]) for c in _DEVICE_COLUMNS}, copy=False)
     device["end_ns"] = device["ts_ns"] + device["dur_ns"]
     call = _first_call(calls["correlation"].to_numpy(), device["correlation"].to_numpy())
     device["call"] = call
@@ -60,6 +64,15 @@ def link(events: pd.DataFrame, steps: StepWindows) -> Linked:
     else:
         device["place"] = np.where(call >= 0, places[call], -1) if len(places) else np.full(len(device), -1)
     return Linked(calls=calls, device=device, by_time=by_time)
+
+
+def _wide(column: pd.Series) -> Any:
+    """Values of a column, whole numbers in 64 bits: those who work with these tables reckon with them."""
+    return (
+        column.array
+        if isinstance(column.dtype, pd.CategoricalDtype)
+        else column.to_numpy().astype(np.int64, copy=False)
+    )
 
 
 def named(rows: pd.DataFrame, pattern: str) -> np.ndarray:
@@ -133,31 +146,34 @@ def launches(linked: Linked, steps: StepWindows) -> pd.DataFrame:
     ``device_start_ns`` is of its first kernel (first event where it has no kernel), −1 without events.
     ``lead_us`` is that start minus the end of the call, NaN without events.
     """
-    calls = linked.calls
+    calls, device, n = linked.calls, linked.device, len(linked.calls)
     rows = np.flatnonzero(calls["is_launch"].to_numpy() | calls["is_graph"].to_numpy())
-    of = calls.iloc[rows]
-    own, n = linked.device[(linked.device["call"] >= 0).to_numpy()], len(calls)
-    at = own["call"].to_numpy()
-    kernel = (own["category"] == "kernel").to_numpy()
-    start, end = own["ts_ns"].to_numpy(), own["end_ns"].to_numpy()
+    of = {
+        c: calls[c].to_numpy()[rows] for c in ("place", "is_graph", "ts_ns", "dur_ns", "end_ns", "tid", "correlation")
+    }
+    own = np.flatnonzero(device["call"].to_numpy() >= 0)
+    at, start, end = (device[c].to_numpy()[own] for c in ("call", "ts_ns", "end_ns"))
+    kernel = (device["category"] == "kernel").to_numpy()[own]
     first, first_kernel = first_at(at, start, n), first_at(at[kernel], start[kernel], n)
     anchor = np.where(first_kernel == NONE, first, first_kernel)[rows]
     graph_id = np.full(n, -1)
-    graph_id[at] = own["graph_id"].to_numpy()
+    graph_id[at] = device["graph_id"].to_numpy()[own]
+    names = calls["name"].cat.categories.to_numpy(dtype=object)
     return pd.DataFrame(
         {
-            "step": steps.label(of["place"].to_numpy()),
-            "name": of["name"].astype(str).to_numpy(),
-            "is_graph": of["is_graph"].to_numpy(),
-            "ts_ns": of["ts_ns"].to_numpy(),
-            "dur_us": of["dur_ns"].to_numpy() / 1000,
-            "tid": of["tid"].to_numpy(),
-            "correlation": of["correlation"].to_numpy(),
+            "step": steps.label(of["place"]),
+            "name": names[calls["name"].cat.codes.to_numpy()[rows]],
+            "is_graph": of["is_graph"],
+            "ts_ns": of["ts_ns"],
+            "dur_us": of["dur_ns"] / 1000,
+            "tid": of["tid"],
+            "correlation": of["correlation"],
             "graph_id": graph_id[rows],
             "num_kernels": np.bincount(at[kernel], minlength=n)[rows],
             "num_device_events": np.bincount(at, minlength=n)[rows],
             "device_start_ns": or_minus_one(anchor),
             "device_end_ns": or_minus_one(last_at(at, end, n)[rows]),
-            "lead_us": us_between(of["end_ns"].to_numpy(), anchor),
-        }
+            "lead_us": us_between(of["end_ns"], anchor),
+        },
+        copy=False,
     )

@@ -1,4 +1,4 @@
-"""A Kineto or Chrome trace file, read in pieces of a few MB: plain or gzip by content, object or bare array, whole or cut short."""
+"""A Kineto or Chrome trace file, read in pieces of a MB: plain or gzip by content, object or bare array, whole or cut short."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import Any
 from dspark_lab.errors import LabError
 from dspark_lab.trace.decode import BETWEEN, ReadLog, decode_run, loads_header, mend
 
-CHUNK_BYTES = 4 << 20
+CHUNK_BYTES = 1 << 20
 #: Compressed bytes taken at a time: what they give stays in memory, a thousandfold at worst.
 _PIECE_BYTES = 1 << 16
 _EVENTS_KEY = re.compile(rb'"traceEvents"\s*:\s*\[')
@@ -150,7 +150,7 @@ class TraceFile:
         self._stream: Any = io.BytesIO()
 
     def runs(self) -> Iterator[tuple[bytes, int]]:
-        """(text, byte offset) of runs of events with commas between; each a few MB."""
+        """(text, byte offset) of runs of events with commas between; each about a MB."""
         with open_bytes(self.path) as self._stream:
             rest, offset = self._start()
             while True:

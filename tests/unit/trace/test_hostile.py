@@ -14,8 +14,9 @@ import pytest
 
 from dspark_lab.errors import LabError
 from dspark_lab.trace import Trace, TraceSet, open_trace, summarize
+from dspark_lab.trace.columns import COLUMNS
 from dspark_lab.trace.decode import decoder
-from dspark_lab.trace.events import COLUMNS, read_events
+from dspark_lab.trace.events import read_events
 
 FIGURES = ("num_steps", "step_us_p50", "step_us_mean", "gpu_span_us_per_step", "kernels_per_step", "launch_lead_us_p50")
 
@@ -335,9 +336,22 @@ def test_missing_comma(sound, write, ok):
 def test_huge_integer_does_not_overflow(sound, write, ok):
     trace = open_trace(write(sound.replace('"External id": 2000', f'"External id": {2**64 - 1}', 1)))
     assert figures(trace) == ok
-    assert trace.events["external_id"].dtype == np.int64
+    assert trace.events["external_id"].max() < 10_000
     assert sum(trace.integrity.counts.values()) == 1
     assert open_trace(write(sound.replace('"stream": 7', f'"stream": {2**80}', 1))).integrity.num_repaired == 1
+
+
+def test_numbers_beyond_32_bits_are_kept(sound, write):
+    given = json.loads(sound)
+    for k, e in enumerate(given["traceEvents"]):
+        if e.get("cat") == "cpu_op":
+            e["args"]["External id"] = 2**40 + k
+            e["tid"] = 2**45
+    trace = open_trace(write(given))
+    assert trace.events["external_id"].dtype == trace.events["tid"].dtype == np.int64
+    assert trace.ops()["external_id"].min() > 2**40
+    assert set(trace.ops()["tid"]) == {2**45}
+    assert trace.events["correlation"].dtype == np.int32
 
 
 @pytest.mark.parametrize("number", ["9" * 20, "9" * 5000, "9223372036854775807"])

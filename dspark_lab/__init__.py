@@ -30,6 +30,7 @@ _NAMES: dict[str, str] = {
     "compare": "dspark_lab.analysis.latency",
     # traces
     "open_trace": "dspark_lab.trace.source",
+    "register_trace_format": "dspark_lab.trace.formats",
     "summarize": "dspark_lab.trace.summary",
     "integrity": "dspark_lab.trace.summary",
     "step_parts": "dspark_lab.analysis.steps",

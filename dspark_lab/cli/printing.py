@@ -6,6 +6,7 @@ import json
 import math
 import re
 import sys
+from contextlib import nullcontext
 from typing import Any
 
 import pandas as pd
@@ -106,6 +107,12 @@ def _strict(x: Any) -> Any:
     if hasattr(x, "item"):
         x = x.item()
     return None if isinstance(x, float) and not math.isfinite(x) else x
+
+
+def busy(text: str) -> Any:
+    """A context: a sign on standard error that work goes on; nothing where that is no terminal."""
+    error = Console(stderr=True)
+    return error.status(text) if error.is_terminal else nullcontext()
 
 
 class progress:

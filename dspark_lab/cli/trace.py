@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from dspark_lab.cli.options import Json, span
-from dspark_lab.cli.printing import say, show
+from dspark_lab.cli.printing import busy, say, show
 from dspark_lab.cli.trace_tables import print_integrity, print_steps, print_summary
 
 app = typer.Typer(help="Read profiler traces: a file, a folder of ranks, or a run folder.", no_args_is_help=True)
@@ -23,6 +23,9 @@ After = Annotated[Path, typer.Argument(help="The one to compare with it.")]
 Pattern = Annotated[
     str | None, typer.Option("--step-pattern", help="Regular expression for annotations that are steps.")
 ]
+NoCache = Annotated[
+    bool, typer.Option("--no-cache", help="Neither take large files from the user's cache folder nor keep them there.")
+]
 Strict = Annotated[
     bool,
     typer.Option(
@@ -32,11 +35,13 @@ Strict = Annotated[
 
 
 @app.command()
-def summary(path: Path_, step_pattern: Pattern = None, strict: Strict = False, json_: Json = False) -> None:
+def summary(
+    path: Path_, step_pattern: Pattern = None, no_cache: NoCache = False, strict: Strict = False, json_: Json = False
+) -> None:
     """Steps, kernels, launch lead, host waits by kind and site, copies, and what undermines the figures."""
     import dspark_lab as lab
 
-    opened = _open(path, step_pattern)
+    opened = _open(path, step_pattern, no_cache)
     found = lab.summarize(opened)
     if json_:
         show(found, True)
@@ -46,11 +51,13 @@ def summary(path: Path_, step_pattern: Pattern = None, strict: Strict = False, j
 
 
 @app.command()
-def integrity(path: Path_, step_pattern: Pattern = None, strict: Strict = False, json_: Json = False) -> None:
+def integrity(
+    path: Path_, step_pattern: Pattern = None, no_cache: NoCache = False, strict: Strict = False, json_: Json = False
+) -> None:
     """What the trace lacks, what was mended in it, and which figures it therefore does not give."""
     import dspark_lab as lab
 
-    opened = _open(path, step_pattern)
+    opened = _open(path, step_pattern, no_cache)
     report = lab.integrity(opened)
     if json_:
         show(report, True)
@@ -60,11 +67,13 @@ def integrity(path: Path_, step_pattern: Pattern = None, strict: Strict = False,
 
 
 @app.command()
-def steps(path: Path_, step_pattern: Pattern = None, strict: Strict = False, json_: Json = False) -> None:
+def steps(
+    path: Path_, step_pattern: Pattern = None, no_cache: NoCache = False, strict: Strict = False, json_: Json = False
+) -> None:
     """A row a step of each rank: period, its parts, launch lead and host waits, in µs of profiled time."""
     import dspark_lab as lab
 
-    opened = _open(path, step_pattern)
+    opened = _open(path, step_pattern, no_cache)
     table = lab.step_parts(opened)
     if json_:
         show(table, True)
@@ -78,25 +87,31 @@ def waits(
     path: Path_,
     each: Annotated[bool, typer.Option("--each", help="A row a wait instead of a row a site.")] = False,
     step_pattern: Pattern = None,
+    no_cache: NoCache = False,
     strict: Strict = False,
     json_: Json = False,
 ) -> None:
     """Where the host stood still, and what the device ran dry for it: by site, the greatest loss first."""
     import dspark_lab as lab
 
-    opened = _open(path, step_pattern)
+    opened = _open(path, step_pattern, no_cache)
     show(lab.lost(opened) if each else lab.lost_by_site(opened), json_)
     _judge(strict, opened)
 
 
 @app.command()
 def diff(
-    before: Before, after: After, step_pattern: Pattern = None, strict: Strict = False, json_: Json = False
+    before: Before,
+    after: After,
+    step_pattern: Pattern = None,
+    no_cache: NoCache = False,
+    strict: Strict = False,
+    json_: Json = False,
 ) -> None:
     """Why a step became slower: the delta with its interval, and the causes that sum to it."""
     import dspark_lab as lab
 
-    sides = _open(before, step_pattern), _open(after, step_pattern)
+    sides = _open(before, step_pattern, no_cache), _open(after, step_pattern, no_cache)
     found = lab.diff(*sides)
     if json_:
         show(found.to_dict(), True)
@@ -120,13 +135,14 @@ def whatif(
         float, typer.Option(help="Factor on host calls: the profiler's cost, where you know it.")
     ] = 1.0,
     step_pattern: Pattern = None,
+    no_cache: NoCache = False,
     strict: Strict = False,
     json_: Json = False,
 ) -> None:
     """Replay a trace with waits, kernels or copies left out: the predicted step beside the replay's own error."""
     import dspark_lab as lab
 
-    opened = _open(path, step_pattern)
+    opened = _open(path, step_pattern, no_cache)
     found = lab.whatif(
         opened, drop=drop, drop_site=drop_site, drop_kernel=drop_kernel, drop_copy=drop_copy, scale_host=scale_host,
         launch_cost=launch_cost,
@@ -151,13 +167,14 @@ def export(
         float, typer.Option(help="Limit of the text in MB; whole steps are left out from the end.")
     ] = 200.0,
     step_pattern: Pattern = None,
+    no_cache: NoCache = False,
     strict: Strict = False,
     json_: Json = False,
 ) -> None:
     """Write JSON for ui.perfetto.dev: no overlaps, flows from launches, ranks side by side; checked after writing."""
     import dspark_lab as lab
 
-    opened = _open(path, step_pattern)
+    opened = _open(path, step_pattern, no_cache)
     made = lab.to_perfetto(opened, out, steps=None if steps is None else span(steps), max_mb=max_mb)
     if json_:
         show(made.to_dict(), True)
@@ -177,13 +194,14 @@ def report(
     after: After,
     out: Annotated[Path, typer.Option("-o", "--out", help="The HTML file to write.")] = Path("report.html"),
     step_pattern: Pattern = None,
+    no_cache: NoCache = False,
     strict: Strict = False,
     json_: Json = False,
 ) -> None:
     """Write a diff as one HTML page that needs nothing else: verdict, pictures, parts, integrity."""
     import dspark_lab as lab
 
-    sides = _open(before, step_pattern), _open(after, step_pattern)
+    sides = _open(before, step_pattern, no_cache), _open(after, step_pattern, no_cache)
     made = lab.to_report(*sides, out)
     show({"path": str(made), "size_kb": round(made.stat().st_size / 1000, 1)}, True) if json_ else say(
         f"report: {made}"
@@ -191,11 +209,12 @@ def report(
     _judge(strict, *sides)
 
 
-def _open(path: Path, step_pattern: str | None) -> Any:
+def _open(path: Path, step_pattern: str | None, no_cache: bool) -> Any:
     import dspark_lab as lab
 
     source: Any = lab.load_run(path) if (path / "run.json").is_file() else path
-    return lab.open_trace(source, step_pattern=step_pattern)
+    with busy(f"reading {path}"):
+        return lab.open_trace(source, step_pattern=step_pattern, cache=not no_cache)
 
 
 def _judge(strict: bool, *opened: Any) -> None:

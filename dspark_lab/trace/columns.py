@@ -55,8 +55,9 @@ class _Growing:
 class Columns:
     """Collects columns run by run; one instance a file."""
 
-    def __init__(self, log: ReadLog) -> None:
+    def __init__(self, log: ReadLog, *, stacks: bool = True) -> None:
         self.log = log
+        self.stacks = stacks
         self.names: dict[str, int] = {}
         self.categories: dict[str, int] = {}
         self.label_codes: dict[str, int] = {}
@@ -66,7 +67,7 @@ class Columns:
 
     def add(self, events: list[Any], text: bytes, offset: int) -> bool:
         """Append a run read from ``text`` at ``offset``. False, and nothing appended, where times need the exact decoder."""
-        spans = [e for e in events if e.ph == "X"]
+        spans = [e for e in events if e.ph == "X" and (self.stacks or e.cat != "python_function")]
         timed = [e for e in spans if e.dur is not None and e.ts is not None]
         ts, ts_ok = self._times([e.ts for e in timed])
         dur, dur_ok = self._times([e.dur for e in timed])

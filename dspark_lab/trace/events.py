@@ -47,14 +47,14 @@ class EventTable:
     labels: dict[int, str] = field(default_factory=dict)
 
 
-def read_events(path: str | Path, *, chunk_bytes: int = CHUNK_BYTES) -> EventTable:
-    """Read one file into an ``EventTable``, ``chunk_bytes`` of uncompressed text at a time.
+def read_events(path: str | Path, *, chunk_bytes: int = CHUNK_BYTES, stacks: bool = True) -> EventTable:
+    """Read one file into an ``EventTable``, ``chunk_bytes`` of uncompressed text at a time; ``stacks=False`` leaves Python frames out.
 
     Raises:
         LabError: the file is missing or no trace.
     """
     source = TraceFile(Path(path), chunk_bytes=chunk_bytes)
-    columns, exact = Columns(source.log), False
+    columns, exact = Columns(source.log, stacks=stacks), False
     was_on = gc.isenabled()
     gc.disable()  # tens of thousands of short-lived objects without cycles: the collector only walks them
     try:
@@ -69,12 +69,12 @@ def read_events(path: str | Path, *, chunk_bytes: int = CHUNK_BYTES) -> EventTab
             gc.enable()
     base = source.header.get("baseTimeNanoseconds", 0)
     events = columns.frame(base if isinstance(base, int) and abs(base) < INT64_MAX // 2 else 0)
-    events = _without_impossible(events, source.log)
+    events = without_impossible(events, source.log)
     labels = {LABEL_BASE - code: text for text, code in columns.label_codes.items()}
     return EventTable(events, source.header, source.log, labels)
 
 
-def _without_impossible(events: pd.DataFrame, log: ReadLog) -> pd.DataFrame:
+def without_impossible(events: pd.DataFrame, log: ReadLog) -> pd.DataFrame:
     """Durations below zero become zero; events longer than the capture can be are left out. Both are counted."""
     dur, ts = events["dur_ns"].to_numpy(), events["ts_ns"].to_numpy()
     negative = dur < 0

@@ -10,6 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from dspark_lab.cli import app
+from dspark_lab.trace.cache import Cache
 
 DATA = Path(__file__).parents[1] / "data" / "traces"
 H200, HOSTILE = DATA / "h200", DATA / "hostile"
@@ -82,3 +83,12 @@ def test_report_writes_a_page(tmp_path: Path) -> None:
     )
     assert json.loads(out.stdout)["path"] == str(tmp_path / "r.html")
     assert "cudaStreamSynchronize" in (tmp_path / "r.html").read_text()
+
+
+def test_no_cache_leaves_the_cache_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DSPARK_LAB_CACHE", str(tmp_path / "c"))
+    monkeypatch.setattr(Cache.read, "__kwdefaults__", {"stacks": True, "least_bytes": 0})
+    assert trace("summary", H200 / "trace_none.json.gz", "--no-cache").exit_code == 0
+    assert not (tmp_path / "c").exists()
+    assert trace("summary", H200 / "trace_none.json.gz").exit_code == 0
+    assert len(list((tmp_path / "c").iterdir())) == 1

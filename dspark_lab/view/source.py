@@ -17,11 +17,11 @@ KEEP = 12
 _opened: OrderedDict[tuple[Any, ...], Any] = OrderedDict()
 
 
-def open_cached(what: Run | Path | str) -> Any:
-    """`lab.open_trace`, parsed once for each state of its files."""
+def open_cached(what: Run | Path | str, *, whole: bool = False) -> Any:
+    """`lab.open_trace`, parsed once for each state of its files. Of a run one rank; ``whole``: all of them."""
     from dspark_lab.trace import open_trace
 
-    what = one_capture(what) if isinstance(what, Run) else what
+    what = one_capture(what) if isinstance(what, Run) and not whole else what
     paths = list(what.trace_paths) if isinstance(what, Run) else [Path(what)]
     key = tuple((str(p), p.stat().st_mtime_ns, p.stat().st_size) if p.exists() else (str(p), 0, 0) for p in paths)
     if key in _opened and not any(p.is_dir() for p in paths):

@@ -68,6 +68,17 @@ def waits_html(table: pd.DataFrame) -> str:
     return _html(["arm", "kind", "a step", "µs a step", "call and site"], rows) if rows else ""
 
 
+def replayed_html(waits: pd.DataFrame) -> str:
+    """Waits of a `WhatIf` by site: as measured, as replayed without an edit, as predicted; the bill that moved stands out."""
+    rows = [
+        [r["kind"], _num(r["measured_us"], 1), _num(r["replayed_us"], 1), _num(r["predicted_us"], 1),
+         _signed(r["predicted_us"] - r["replayed_us"]), r["site"]]
+        for r in records(waits)
+    ]  # fmt: skip
+    head = ["the host waits, µs a step", "measured", "replayed", "predicted", "change", "where"]
+    return _html(head, rows) if rows else _note("The host does not wait in this capture.")
+
+
 def _call(wait: dict[str, Any]) -> str:
     """The call at its site; a site without stacks is named after the call already."""
     return str(wait["site"]) if str(wait["site"]).startswith(wait["name"]) else f"{wait['name']}: {wait['site']}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import sys
 import time
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,9 @@ import pytest
 from dspark_lab.config import preset
 from dspark_lab.errors import LabError, RunFailed
 from dspark_lab.runs import store
+from dspark_lab.view.browse.canvas import Browse
 from dspark_lab.view.panel import Panel, panel
-from dspark_lab.view.reasons import FACETS
+from dspark_lab.view.panel.reasons import FACETS
 from tests.unit.view.conftest import FakeJob, capture, measured
 
 
@@ -38,7 +40,7 @@ def recorded_panel(shipped: Path) -> Panel:
 
 def live_panel(jobs: list[Any], **toggles: Any) -> Panel:
     p = panel(source="live", strict=toggles.pop("strict", True), **toggles)
-    p.start_job = lambda cfg, **options: jobs.append((cfg, options)) or jobs[0]
+    p.measuring.start_job = lambda cfg, **options: jobs.append((cfg, options)) or jobs[0]
     return p
 
 
@@ -155,7 +157,9 @@ def test_a_failed_job_is_red_and_the_last_picture_stays(runs: list[Any]) -> None
     p.run()
     p.wait(10)
     before, said = p.figure, p.sentence
-    p.start_job = lambda cfg, **o: FakeJob([], error=RunFailed("rank 1 ended with code 1 in draft; see rank1.log"))
+    p.measuring.start_job = lambda cfg, **o: FakeJob(
+        [], error=RunFailed("rank 1 ended with code 1 in draft; see rank1.log")
+    )
     p.run()
     p.wait(10)
     assert "rank 1 ended" in p.guard.widget.value
@@ -212,23 +216,142 @@ def test_code_makes_the_same_picture(recorded_panel: Panel, monkeypatch: pytest.
     compile(live.code, "code", "exec")
 
 
-def test_trace_file_and_export(recorded_panel: Panel, tmp_path: Path) -> None:
+def test_trace_file(recorded_panel: Panel, tmp_path: Path) -> None:
     p = recorded_panel
     p.tab = "Trace file"
     tab: Any = p._tabs["Trace file"]
-    tab.path.value = str(capture(tmp_path, blocking=True))
-    assert "cudaStreamSynchronize" in tab._summary.value
-    assert "open_trace" in p.code
+    assert p.figure is None
+    tab.choice.value = str(capture(tmp_path, blocking=True))
+    assert "cudaStreamSynchronize" in tab.summary.value
+    assert isinstance(p.figure, Browse)
+    exec(p.code, names := {})
+    assert names["trace"].name.startswith("blocking")
     drawn = p.figure
-    with pytest.raises(LabError, match="no such file"):
-        tab.path.value = "/nowhere.json"
+    with pytest.raises(LabError, match=r"/nowhere\.json: there is no such file"):
+        tab.choice.value = "/nowhere.json"
+    assert p.figure is drawn  # the last good picture stays
+    assert not tab.said.value
+    (tmp_path / "notes.json").write_text("{}")
+    with pytest.raises(LabError, match=r"notes\.json"):
+        tab.choice.value = str(tmp_path / "notes.json")
     assert p.figure is drawn
+    tab.choice.value = tab.choice.box.options[0]  # an arm shown
+    assert p.figure is not drawn
+    assert "lab.load_run('rec-tp1-none')" in p.code
+
+
+def test_files_sent_from_the_browser(recorded_panel: Panel, tmp_path: Path) -> None:
+    p = recorded_panel
+    p.tab = "Trace file"
+    tab: Any = p._tabs["Trace file"]
+    content = capture(tmp_path).read_bytes()
+    one = {
+        "name": "../mine.json",
+        "type": "",
+        "size": len(content),
+        "content": memoryview(content),
+        "last_modified": datetime.now(UTC),
+    }
+    tab.choice.upload.value = (one,)
+    assert tab.choice.value.endswith("mine.json")
+    assert isinstance(p.figure, Browse)
+    ranks = [{**one, "name": f"rank{r}.json"} for r in (0, 1)]
+    tab.choice.upload.value = tuple(ranks)
+    assert [g.name for g in p.figure.scene.groups] == ["rank 0", "rank 1"]
+    broken = {**one, "name": "broken.json.gz", "content": b"nothing of the kind"}
+    with pytest.raises(LabError, match=r"broken\.json\.gz"):
+        tab.choice.upload.value = (broken,)
+    assert len(p.figure.scene.groups) == 2
+
+
+def test_steps_by_a_pattern_of_ones_own(recorded_panel: Panel, tmp_path: Path) -> None:
+    p = recorded_panel
+    p.tab = "Trace file"
+    tab: Any = p._tabs["Trace file"]
+    tab.choice.value = str(capture(tmp_path))
+    with pytest.raises(LabError, match="matches no annotation"):
+        tab.pattern.value = "turn"
+    tab.pattern.value = "ProfilerStep#([0-9])"
+    assert "step_pattern='ProfilerStep#([0-9])'" in p.code
+
+
+def test_diff_of_two_arms_at_once_and_of_files(recorded_panel: Panel, tmp_path: Path, h200: Path) -> None:
+    p = recorded_panel
+    p.tab = "Diff"
+    tab: Any = p._tabs["Diff"]
+    assert (tab.before.title, tab.after.title) == ("none", "blocking")
+    assert tab.text.value == tab.diff.sentence
+    assert "blocking against none" in p.figure.layout.title.text
+    exec(p.code, names := {})
+    assert names["found"].sentence == tab.diff.sentence
+    p.toggles["tp_size"].value = 2
+    assert tab.before.value == "none: rec-tp2-none"
+    tab.before.value, tab.after.value = (str(h200 / f"trace_{arm}.json.gz") for arm in ("none", "blocking"))
+    assert "cudaStreamSynchronize" in tab.text.value or "synchronise" in tab.text.value
+    drawn, said = p.figure.layout.title.text, tab.text.value
+    with pytest.raises(LabError, match=r"absent\.json"):
+        tab.after.value = str(tmp_path / "absent.json")
+    assert (p.figure.layout.title.text, tab.text.value) == (drawn, said)
+    p.toggles["tp_size"].value = 1  # what was typed stays
+    assert tab.before.value.endswith("trace_none.json.gz")
+    tab.after.value = str(h200 / "trace_blocking.json.gz")
+    tab.fold.selected_index = 0
+    assert [g.name for g in tab.stage.figure.scene.groups] == [
+        "before: trace_none.json.gz",
+        "after: trace_blocking.json.gz",
+    ]
+    p.toggles["alloc"].value = []
+    assert not p.errors[1:]
+
+
+def test_diff_says_what_it_needs(recorded_panel: Panel) -> None:
+    p = recorded_panel
+    p.toggles["alloc"].value = ["none"]
+    p.tab = "Diff"
+    assert "tick another" in p.figure.layout.annotations[0].text.replace("<br>", " ")
+    with pytest.raises(LabError, match="no before is chosen; type the path"):
+        p._tabs["Diff"].load()
+
+
+def test_whatif_of_an_arm(recorded_panel: Panel, h200: Path) -> None:
+    p = recorded_panel
+    p.tab = "What-if"
+    tab: Any = p._tabs["What-if"]
+    assert tab.choice.title == "blocking"
+    tab.choice.value = str(h200 / "trace_blocking.json.gz")
+    assert len(tab.best.edits) == 10
+    assert "off by +0.21 %" in tab.said.value
+    assert round(tab.predicted.predicted_us) == 3441
+    assert "what single edits would gain" in p.figure.layout.title.text
+    site = next(v for _, v in tab.drop.options if v.startswith("at aten::to"))
+    tab.drop.value = site
+    assert tab.predicted.edit.drop_site == site[3:]
+    assert "cudaEventSynchronize" in tab.waits.value  # the bill moves there
+    tab.host.value = 0.5
+    assert "scale_host=0.5" in p.code
+    exec(p.code, names := {})
+    assert names["predicted"].predicted_us == tab.predicted.predicted_us
+    before = tab.predicted
+    with pytest.raises(LabError, match="drop_kernel"):
+        tab.kernel.value = "no such kernel"
+    assert tab.predicted is before
+    tab.kernel.value = ""
+    tab.drop.value = "none"
+    assert tab.predicted is not before
+
+
+def test_export(recorded_panel: Panel, tmp_path: Path) -> None:
+    p = recorded_panel
     p.tab = "Export"
     export: Any = p._tabs["Export"]
     export.folder.value = str(tmp_path / "tb")
     export.write.click()
     assert list((tmp_path / "tb").rglob("*.pt.trace.json*"))
     assert "tensorboard --logdir" in export.said.value
+    export.file.value = str(tmp_path / "out.json.gz")
+    export.perfetto.click()
+    assert (tmp_path / "out.json.gz").is_file()
+    assert "ui.perfetto.dev" in export.written.value
 
 
 def test_lanes_of_one_arm_and_a_step_of_ones_own(recorded_panel: Panel) -> None:
@@ -241,8 +364,11 @@ def test_lanes_of_one_arm_and_a_step_of_ones_own(recorded_panel: Panel) -> None:
     assert p.code.endswith("step=3)")
     tab.mode.index = 1
     assert tab.arm.value == "blocking"
+    assert isinstance(p.figure, Browse)
     exec(p.code, names := {})
-    assert "steps 3 to 4" in names["figure"].layout.title.text
+    assert (names["figure"].lo_ns, names["figure"].hi_ns) == (p.figure.lo_ns, p.figure.hi_ns)
+    tab.mode.index = 0
+    assert not isinstance(p.figure, Browse)
 
 
 def test_start_values_are_checked() -> None:
@@ -279,7 +405,7 @@ def test_a_broken_watch_gives_run_and_stop_back_and_ends_the_job() -> None:
     assert p.frame.stop.disabled
     assert "lost sight" in p.frame.status.value
     assert job.stopped
-    p.start_job = lambda cfg, **o: FakeJob([measured("none")])
+    p.measuring.start_job = lambda cfg, **o: FakeJob([measured("none")])
     p.run()
     p.wait(5)
     assert len(p.runs) == 1
@@ -317,7 +443,7 @@ def test_too_few_blocks_are_no_interval() -> None:
     assert "No strategy is told apart" in p.sentence
     assert "[" not in p.sentence
     sure = [measured(a, ms=ms, name=f"sure-{a}", num_processes=2) for a, ms in (("none", 3.0), ("blocking", 3.3))]
-    p.start_job = lambda cfg, **o: FakeJob(sure)
+    p.measuring.start_job = lambda cfg, **o: FakeJob(sure)
     p.run()
     p.wait(5)
     assert "slower than none" in p.sentence  # of two, an interval is wide: one that still excludes zero counts
@@ -428,4 +554,4 @@ def test_stopped_during_start_up() -> None:
 def test_a_path_with_a_nul_is_no_bug_of_the_panel(recorded_panel: Panel) -> None:
     tab: Any = recorded_panel._tabs["Trace file"]
     with pytest.raises(LabError, match="no path"):
-        tab.path.value = "\0"
+        tab.choice.value = "\0"

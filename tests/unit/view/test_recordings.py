@@ -14,7 +14,7 @@ from dspark_lab.config import preset
 from dspark_lab.runs import store
 from dspark_lab.runs.record import Run
 from dspark_lab.view.panel import Panel, panel
-from dspark_lab.view.recordings import recordings
+from dspark_lab.view.panel.recordings import recordings
 from tests.unit.view.conftest import capture
 
 GPU: dict[str, Any] = {"device": "cuda", "device_name": "Test GPU", "recorded_at": "2026-11-30T00:00:00+00:00"}

@@ -1,10 +1,10 @@
-"""A place for one figure: a plotly widget updated in place, or a picture in plain HTML where anywidget is missing."""
+"""Places for what a tab shows. `Picture`: a plotly widget updated in place, or plain HTML where anywidget is missing. `Stage`: a timeline to zoom in."""
 
 from __future__ import annotations
 
 import html
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -39,6 +39,24 @@ class Picture:
         self._width = width
         if width and self._live is not None and not isinstance(self._live, W.HTML) and self._live.layout.width != width:
             self._live.layout.width = width
+
+
+class Stage:
+    """A place for one timeline to zoom in; ``figure`` is the `Browse` shown, which stays until the next is made."""
+
+    def __init__(self) -> None:
+        self.figure: Any = None
+        self._key: Any = None
+        self.widget = W.Box(layout=W.Layout(width="100%", overflow="hidden", margin="0"))
+
+    def show(self, key: Any, make: Callable[[], Any]) -> None:
+        """Shows what ``make`` gives, unless it is that of ``key`` already."""
+        if key == self._key:
+            return
+        self.figure = make()
+        self._key = key
+        self.figure.widget.layout.width = "100%"
+        self.widget.children = (self.figure.widget,)
 
 
 def _widget(figure: go.Figure) -> Any:
@@ -81,5 +99,6 @@ def _update(live: Any, figure: go.Figure, width: int) -> None:
 
 def _plain(figure: go.Figure) -> str:
     """The figure as an inner page: scripts of a widget's HTML do not run, those of an inner page do."""
+    layout: Any = figure.layout
     page = html.escape(figure.to_html(include_plotlyjs=True, config={"displaylogo": False}), quote=True)
-    return f'<iframe srcdoc="{page}" style="width:100%;height:{int(figure.layout.height or 360) + 20}px;border:0"></iframe>'
+    return f'<iframe srcdoc="{page}" style="width:100%;height:{int(layout.height or 360) + 20}px;border:0"></iframe>'

@@ -9,7 +9,7 @@ from typing import Any
 import ipywidgets as W
 import pandas as pd
 
-from dspark_lab.view.fit import fit
+from dspark_lab.view.panel.fit import fit
 
 STYLE = """<style>
 .dspark-panel .widget-checkbox label, .dspark-panel .widget-label, .dspark-board { font-size: 12px; }

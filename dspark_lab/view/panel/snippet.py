@@ -52,14 +52,6 @@ def live_code(
     return _lines(lines, baseline, tab, picture, picked)
 
 
-def trace_code(path: str, first: int, last: int) -> str:
-    """The timeline of a trace file."""
-    return (
-        f"import dspark_lab as lab\ntrace = lab.open_trace({path!r})\nlab.summarize(trace)\n"
-        f"figure = lab.plot.timeline(trace, steps=slice({first}, {last + 1}))\nfigure"
-    )
-
-
 def _lines(runs: list[str], baseline: str, tab: str, picture: str, arms: str) -> str:
     draw = (picture or PICTURES.get(tab, PICTURES["Latency"])).replace("{arms}", arms)
     head = ["import dspark_lab as lab", *runs]

@@ -12,9 +12,9 @@ import pandas as pd
 
 from dspark_lab.config import ALLOCS, PRESETS, LabConfig, preset
 from dspark_lab.errors import LabError, nearest
-from dspark_lab.view import reasons, recordings
-from dspark_lab.view.reasons import FACETS, WORDS, Choice
-from dspark_lab.view.toggles import SOFT, Arms, Pick, Switch, Toggle
+from dspark_lab.view.panel import reasons, recordings
+from dspark_lab.view.panel.reasons import FACETS, WORDS, Choice
+from dspark_lab.view.panel.toggles import SOFT, Arms, Pick, Switch, Toggle
 
 VALUES: dict[str, tuple[Any, ...]] = {
     "ep_size": (1, 2, 3, 4, 8),

@@ -10,7 +10,7 @@ import ipywidgets as W
 from traitlets import TraitError
 
 from dspark_lab.errors import LabError, unknown
-from dspark_lab.view.reasons import Choice, merged, said
+from dspark_lab.view.panel.reasons import Choice, merged, said
 
 CELL = "104px"
 """Width of one toggle; two stand beside each other."""

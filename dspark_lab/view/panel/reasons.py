@@ -10,7 +10,7 @@ import pandas as pd
 
 from dspark_lab.config import ALLOCS, LabConfig
 from dspark_lab.errors import LabError
-from dspark_lab.view.recordings import matching
+from dspark_lab.view.panel.recordings import matching
 
 WORDS = {"ep_size": "EP", "tp_size": "TP", "batch_size": "batch", "block_size": "γ", "alloc": "", "use_graph": "graphs", "preset": "preset",
          "host_work_us": "host work", "mask_padding": "mask padding"}  # fmt: skip

@@ -305,6 +305,12 @@ def _withheld(trace: Trace) -> dict[int, str]:
     place = {int(s): k for k, s in enumerate(trace.step_windows.labels)}
     for step, count in lost.groupby("step").size().items():
         out[place[int(step)]] = f"{count} launch calls have no device event"  # pyright: ignore[reportArgumentType]
+    for jump in trace.integrity.clock_jumps:
+        touched = (
+            place.values() if jump["kind"] == "host goes back" else [place[s] for s in (jump["step"],) if s in place]
+        )
+        for k in touched:
+            out.setdefault(k, f"a clock jumps: {jump['kind']}")
     if trace.integrity.num_incomplete_replays:
         for k in incomplete_steps(trace):
             out.setdefault(k, "a graph replay holds fewer events than others of its graph")

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from dspark_lab.trace.clock import clock_jumps
 from dspark_lab.trace.decode import ReadLog
 from dspark_lab.trace.launches import Linked
 from dspark_lab.trace.periods import overruns, sound_ends
@@ -24,7 +25,8 @@ class Integrity:
     num_events: events in the file, of any kind; num_repaired and num_dropped count those mended and left out, ``counts`` by what
     was done, ``places`` the first of each with byte offset in the uncompressed text (−1 unknown) and event name. Overruns are
     device events that outlast the whole next event of their stream; busy times are sums over device events, µs, as recorded and
-    with overruns cut. ``withheld`` names figures that are not given, with the reason.
+    with overruns cut. ``clock_jumps``: places where times cannot all be true, as in ``dspark_lab.trace.clock``. ``withheld`` names figures
+    that are not given, with the reason.
     """
 
     num_events: int
@@ -45,6 +47,7 @@ class Integrity:
     num_overruns: int
     busy_us: float
     busy_us_without_overruns: float
+    clock_jumps: tuple[dict[str, Any], ...]
     withheld: dict[str, str]
     messages: tuple[str, ...]
 
@@ -56,6 +59,8 @@ class Integrity:
             said.append("the file is cut short")
         if self.num_overruns:
             said.append(f"{self.num_overruns} device events outlast the whole next event of their stream")
+        if self.clock_jumps:
+            said.append(_jumps(self.clock_jumps))
         return (*said, *(f"{figure} is withheld: {why}" for figure, why in self.withheld.items()))
 
     @property
@@ -110,6 +115,7 @@ def examine(
         "num_overruns": int(swallows.sum()),
         "busy_us": busy,
         "busy_us_without_overruns": cut,
+        "clock_jumps": tuple(clock_jumps(linked, steps).to_dict("records")),
     }
     withheld = _withheld(facts, log)
     return Integrity(**facts, withheld=withheld, messages=tuple(_messages(facts, log, steps, linked, withheld)))
@@ -188,9 +194,30 @@ def _withheld(facts: dict[str, Any], log: ReadLog) -> dict[str, str]:
             HOST_FIGURES,
             f"the file is cut short within the steps: {facts['num_launches_without_device_events']} launch calls have no device event",
         )
+    if facts["clock_jumps"]:
+        figures = ["launch_lead_us_p50"]
+        if any(j["kind"] == "stands still" for j in facts["clock_jumps"]):
+            figures += ["step_us_mean", "gpu_span_us_per_step"]
+        if any(
+            j["kind"] == "host goes back" for j in facts["clock_jumps"]
+        ):  # which calls are of which step is then not known
+            figures += [*DEVICE_FIGURES, *HOST_FIGURES]
+        out |= {f: _jumps(facts["clock_jumps"]) for f in figures if f not in out}
     if not n:
         out |= dict.fromkeys((*DEVICE_FIGURES, *HOST_FIGURES), "the trace holds no steps")
     return out
+
+
+def _jumps(jumps: tuple[dict[str, Any], ...]) -> str:
+    """Clock jumps in words."""
+    words = {
+        "host goes back": "the host's clock goes back",
+        "before its launch": "device events begin before their launch",
+        "stands still": "an idle device leaves what was launched",
+    }
+    first = jumps[0]
+    more = f" ({len(jumps)} such places)" if len(jumps) > 1 else ""
+    return f"a clock jumps: {words[first['kind']]}, by {first['us']:,.0f} µs in step {first['step']}{more}"
 
 
 def _messages(
@@ -225,5 +252,7 @@ def _messages(
             f"{facts['num_overruns']} device events outlast the whole next event of their stream: busy {facts['busy_us']:.1f} µs as recorded, "
             f"{facts['busy_us_without_overruns']:.1f} µs with them cut there; spans use the latter"
         )
+    if facts["clock_jumps"]:
+        said.append(_jumps(facts["clock_jumps"]))
     said += [f"{figure} is withheld: {why}" for figure, why in withheld.items()]
     return said

@@ -221,8 +221,16 @@ class TraceFile:
                 raise self._no_trace(head, f'{gzip}a JSON object without "traceEvents"')
             head += more
             found = _EVENTS_KEY.search(head, max(0, len(head) - len(more) - 64))
-        self.header = loads_header(head[: found.start()] + b'"_":0}')
+        self.header = self._keys(head[: found.start()] + b'"_":0}', 0)
         return head[found.end() :], found.end()
+
+    def _keys(self, text: bytes, offset: int) -> dict[str, Any]:
+        """The keys beside the events; those that cannot be read are counted."""
+        found = loads_header(text)
+        if not found:
+            self.log.add("keys beside the events that cannot be read left out", offset=offset)
+        found.pop("_", None)
+        return found
 
     def _no_trace(self, head: bytes, why: str) -> LabError:
         seen = head[:48].decode("utf-8", "replace").strip().splitlines()
@@ -235,7 +243,7 @@ class TraceFile:
         """The last run: cuts the array's end and the keys after it off, takes note if the file stops in the middle."""
         end, tail = _array_end(rest)
         if end is not None:
-            self.header |= loads_header(b'{"_":0' + tail.rstrip()) if tail.strip(b" \t\r\n}") else {}
+            self.header |= self._keys(b'{"_":0' + tail.rstrip(), offset + end) if tail.strip(b" \t\r\n}") else {}
             return rest[:end].strip().rstrip(b",")
         whole = rest.strip().rstrip(b",").rstrip()
         try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from dspark_kernels.rounds import Rows
 from dspark_lab.config import LabConfig
 from dspark_lab.engine.alloc import ScalarSource
 from dspark_lab.models.batch import ForwardBatch, ForwardMode
@@ -22,44 +23,40 @@ class DraftBlockProposer:
         self.cache = cache
         self.scalar = ScalarSource(cfg.engine.how, cfg.parallel, device)
         self.gamma = cfg.model.drafter.block_size
-        self._columns = torch.arange(self.gamma, device=device)
         self._device = device
 
     def build_batch(
         self,
+        rows: Rows,
         *,
-        anchors: Tensor,
-        seq_lens: Tensor,
-        slots: Tensor,
         max_keys: int,
         num_requests: int,
         num_token_non_padded: Tensor | None,
     ) -> ForwardBatch:
-        """The draft batch of ``B`` rows, ``num_requests`` of them real and first: anchor and γ−1 mask tokens a request.
+        """The draft batch of ``rows`` (`block_rows` of anchors and mask tokens), ``num_requests`` of them real and first.
 
-        ``anchors``, ``seq_lens``, ``slots`` [B]; the device scalar comes from the strategy under test.
+        The device scalar comes from the strategy under test.
         """
-        gamma, b = self.gamma, anchors.shape[0]
-        mask = torch.full((b, gamma - 1), self.cfg.model.drafter.mask_token_id, device=self._device)
         batch = ForwardBatch(
             forward_mode=ForwardMode.TARGET_VERIFY if num_requests else ForwardMode.IDLE,
-            batch_size=b,
-            num_tokens_per_req=gamma,
-            input_ids=torch.cat([anchors[:, None], mask], dim=1).flatten(),
-            positions=(seq_lens[:, None] + self._columns).flatten(),
-            req_slots=slots,
-            key_limits=(seq_lens[:, None] + gamma).expand(-1, gamma).flatten(),
+            batch_size=rows.req_slots.shape[0],
+            num_tokens_per_req=self.gamma,
+            input_ids=rows.input_ids,
+            positions=rows.positions,
+            req_slots=rows.req_slots,
+            slots_by_row=rows.token_slots,
+            key_limits=rows.key_limits,
             max_keys=max_keys,
             num_token_non_padded=num_token_non_padded,
-            num_token_non_padded_cpu=num_requests * gamma,
+            num_token_non_padded_cpu=num_requests * self.gamma,
         )
         batch.validate(self.cfg.parallel, mask_padding=self.cfg.engine.mask_padding)
         return batch
 
     def propose(self, batch: ForwardBatch, anchors: Tensor) -> tuple[Tensor, Tensor]:
-        """Draft tokens [B, γ] and how many of them to verify [B], both int64."""
-        hidden = self.drafter.forward(batch, self.cache)
-        proposal = self.drafter.propose(hidden, anchors)
+        """Draft tokens [B, γ] and how many of them to verify [B], both int64. Without a threshold nobody reads confidence."""
         threshold = self.cfg.engine.confidence_threshold
+        hidden = self.drafter.forward(batch, self.cache)
+        proposal = self.drafter.propose(hidden, anchors, with_confidence=threshold > 0.0)
         b = anchors.shape[0]
         return proposal.draft_tokens, proposal_lengths(proposal.confidence, threshold, b, self.gamma, self._device)

@@ -5,14 +5,14 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from dspark_kernels import accept as kernels
+from dspark_kernels.rounds import Rows, accept_and_commit, block_rows
 from dspark_lab.config import LabConfig
 from dspark_lab.engine.propose import DraftBlockProposer
 from dspark_lab.engine.state import BatchState
 from dspark_lab.models.batch import ForwardBatch, ForwardMode
 from dspark_lab.models.decoder import Target
 from dspark_lab.models.drafter import Drafter
-from dspark_lab.spec.accept import Accepted, greedy_accept, simulated_accepts
+from dspark_lab.spec.accept import simulated_accepts
 
 SIMULATED_STEPS = 4096
 """Simulated accept lengths drawn ahead; the loop wraps round after that many rounds."""
@@ -34,50 +34,63 @@ class Rounds:
         self.packed = torch.zeros(max_rows, self.width + 2, dtype=torch.int64, device=device)
         """[rows, W + 2]: committed tokens, how many (0: the row took no part), drafts verified."""
         self.num_rounds = torch.zeros(1, dtype=torch.int64, device=device)
-        self._columns = torch.arange(self.width, device=device)
+        """Rounds so far: which simulated accept lengths are next."""
         self._simulated = self._draw_simulated(max_rows)
 
     def draft(self, b: int, *, max_keys: int, num_requests: int, num_token_non_padded: Tensor | None) -> None:
         """γ draft tokens for the first ``b`` rows into `drafts` and `lengths`."""
-        anchors, seq_lens, slots, _ = self._rows(b)
         batch = self.proposer.build_batch(
-            anchors=anchors,
-            seq_lens=seq_lens,
-            slots=slots,
+            self.draft_rows(b),
             max_keys=max_keys,
             num_requests=num_requests,
             num_token_non_padded=num_token_non_padded,
         )
-        drafts, lengths = self.proposer.propose(batch, anchors)
+        drafts, lengths = self.proposer.propose(batch, self.state.anchors[:b])
         self.drafts[:b].copy_(drafts)
         self.lengths[:b].copy_(lengths)
 
     def verify(self, b: int, *, max_keys: int, num_requests: int, num_token_non_padded: Tensor | None) -> None:
         """Target forward, acceptance and commit for the first ``b`` rows; results into `packed`, the state moves on."""
-        _, _, slots, taking_part = self._rows(b)
+        s = self.state
         batch = self.build_verify_batch(
             b, max_keys=max_keys, num_requests=num_requests, num_token_non_padded=num_token_non_padded
         )
         out = self.target.forward(batch, self.target_cache, capture_layers=self.cfg.model.drafter.target_layer_ids)
         target_tokens = self.target.argmax(out.hidden).view(b, self.width)
-        accept = kernels.greedy_accept if self.device.type == "cuda" else greedy_accept
-        accepted = accept(self.drafts[:b], target_tokens, self.lengths[:b], forced=self._forced(b))
-        self._commit(b, accepted, taking_part, slots, out.aux, batch.positions)
+        context_slots = accept_and_commit(
+            self.drafts[:b],
+            self.lengths[:b],
+            target_tokens,
+            s.anchors[:b],
+            s.seq_lens[:b],
+            s.slots[:b],
+            s.limits[:b],
+            self.packed[:b],
+            self._simulated,
+            self.num_rounds,
+            dummy_slot=s.dummy_slot,
+        )
+        # Context for the anchor and the kept drafts; rejected rows go to the dummy slot. Target K/V are cut by length.
+        self.drafter.write_context(out.aux, context_slots, batch.positions, self.draft_cache)
+
+    def draft_rows(self, b: int) -> Rows:
+        """Anchor and γ − 1 mask tokens of the first ``b`` requests."""
+        return self._rows(b, None, self.gamma)
 
     def build_verify_batch(
         self, b: int, *, max_keys: int, num_requests: int, num_token_non_padded: Tensor | None
     ) -> ForwardBatch:
         """Anchor and γ drafts a request, causal."""
-        anchors, seq_lens, slots, _ = self._rows(b)
-        positions = (seq_lens[:, None] + self._columns).flatten()
+        rows = self._rows(b, self.drafts[:b], self.width)
         batch = ForwardBatch(
             forward_mode=ForwardMode.TARGET_VERIFY if num_requests else ForwardMode.IDLE,
             batch_size=b,
             num_tokens_per_req=self.width,
-            input_ids=torch.cat([anchors[:, None], self.drafts[:b]], dim=1).flatten(),
-            positions=positions,
-            req_slots=slots,
-            key_limits=positions + 1,
+            input_ids=rows.input_ids,
+            positions=rows.positions,
+            req_slots=rows.req_slots,
+            slots_by_row=rows.token_slots,
+            key_limits=rows.key_limits,
             max_keys=max_keys,
             num_token_non_padded=num_token_non_padded,
             num_token_non_padded_cpu=num_requests * self.width,
@@ -85,40 +98,18 @@ class Rounds:
         batch.validate(self.cfg.parallel, mask_padding=self.cfg.engine.mask_padding)
         return batch
 
-    def _rows(self, b: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Anchors, lengths and slots of the first ``b`` rows as this round sees them, and which of them take part."""
+    def _rows(self, b: int, drafts: Tensor | None, width: int) -> Rows:
         s = self.state
-        taking_part = s.seq_lens[:b] < s.limits[:b]
-        seq_lens = torch.where(taking_part, s.seq_lens[:b], 0)
-        slots = torch.where(taking_part, s.slots[:b], s.dummy_slot)
-        return s.anchors[:b], seq_lens, slots, taking_part
-
-    def _forced(self, b: int) -> Tensor | None:
-        if self._simulated is None:
-            return None
-        forced = self._simulated.index_select(0, self.num_rounds % SIMULATED_STEPS)[0, :b]
-        self.num_rounds += 1
-        return forced
-
-    def _commit(
-        self,
-        b: int,
-        accepted: Accepted | kernels.Accepted,
-        taking_part: Tensor,
-        slots: Tensor,
-        aux: Tensor,
-        positions: Tensor,
-    ) -> None:
-        """Draft context for the anchor and the kept drafts; rejected rows go to the dummy slot. Target KV is cut by length."""
-        s = self.state
-        committed = torch.where(taking_part, accepted.num_accepted + 1, 0)
-        keep = self._columns[None] < committed[:, None]
-        context_slots = torch.where(keep, slots[:, None], s.dummy_slot)
-        self.drafter.write_context(aux, context_slots.flatten(), positions, self.draft_cache)
-        s.seq_lens[:b].add_(committed)
-        s.anchors[:b].copy_(torch.where(taking_part, accepted.bonus, s.anchors[:b]))
-        packed = torch.cat([accepted.out_tokens, committed[:, None], self.lengths[:b, None]], dim=1)
-        self.packed[:b].copy_(packed)
+        return block_rows(
+            s.anchors[:b],
+            s.seq_lens[:b],
+            s.slots[:b],
+            s.limits[:b],
+            drafts,
+            width=width,
+            mask_token=self.cfg.model.drafter.mask_token_id,
+            dummy_slot=s.dummy_slot,
+        )
 
     def _draw_simulated(self, max_rows: int) -> Tensor | None:
         length = self.cfg.engine.simulated_accept_length

@@ -51,6 +51,8 @@ class ForwardBatch:
     num_token_non_padded_cpu: int
     """The same count on the host; always set."""
     spec_algorithm: str = "DSPARK"
+    slots_by_row: Tensor | None = None
+    """[B*Q] int64, `req_slots` by row, where whoever made the batch has it already."""
 
     @property
     def num_tokens(self) -> int:
@@ -64,6 +66,8 @@ class ForwardBatch:
     @property
     def token_slots(self) -> Tensor:
         """[B*Q] int64: the slot of each row."""
+        if self.slots_by_row is not None:
+            return self.slots_by_row
         return self.req_slots[:, None].expand(-1, self.num_tokens_per_req).reshape(-1).contiguous()
 
     def validate(self, parallel: ParallelConfig, *, mask_padding: bool = True) -> None:

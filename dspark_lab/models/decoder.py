@@ -10,6 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dspark_kernels.accept import argmax_rows
+from dspark_kernels.linear import Slices
+from dspark_kernels.norm import add_rms_norm
 from dspark_lab.config.parts import DecoderConfig
 from dspark_lab.ep.dispatch import ExpertGroup
 from dspark_lab.ep.groups import ONE_RANK, RankGroup
@@ -34,6 +36,13 @@ class Mlp(nn.Module):
 
     def forward(self, x: Tensor, batch: ForwardBatch) -> Tensor:
         return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
+
+    def behind_norm(
+        self, x: Tensor | Slices, residual: Tensor, norm_weight: Tensor, eps: float, batch: ForwardBatch
+    ) -> tuple[Tensor, Tensor]:
+        """`forward` of the RMS norm of ``x`` + ``residual`` [T, H], and that sum; few rows on a GPU."""
+        normed, total = add_rms_norm(x, residual, norm_weight, eps)
+        return self(normed, batch), total
 
 
 class DecoderLayer(nn.Module):

@@ -32,7 +32,7 @@ class Proposal:
     """As `base_logits`, with the Markov head's share; `draft_tokens` are the argmax over the whole vocabulary. None where the
     fused walk ran, which stores none."""
     confidence: Tensor | None
-    """[B, γ] float32 within 0 to 1, not cumulative; None without a confidence head."""
+    """[B, γ] float32 within 0 to 1, not cumulative; None without a confidence head, or where nobody asked."""
 
 
 class Drafter(Decoder):
@@ -83,7 +83,7 @@ class Drafter(Decoder):
         hidden, _ = self.run(batch, cache)
         return hidden.view(batch.batch_size, batch.num_tokens_per_req, -1)
 
-    def propose(self, block_hidden: Tensor, anchors: Tensor) -> Proposal:
+    def propose(self, block_hidden: Tensor, anchors: Tensor, *, with_confidence: bool = True) -> Proposal:
         """Greedy draft tokens from ``block_hidden`` [B, γ, H], left to right from ``anchors`` [B]."""
         base = self.lm_head(block_hidden)
         embedded: Tensor | None = None
@@ -96,7 +96,7 @@ class Drafter(Decoder):
         else:
             corrected, tokens, embedded = self._walk(self.markov_head, base, anchors)
         confidence = None
-        if self.confidence_head is not None:
+        if self.confidence_head is not None and with_confidence:
             confidence = self.confidence_head(block_hidden, embedded if self.confidence_with_markov else None)
         return Proposal(draft_tokens=tokens, base_logits=base, corrected_logits=corrected, confidence=confidence)
 

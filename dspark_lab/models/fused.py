@@ -14,11 +14,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from dspark_kernels.attention import decode_attention
+from dspark_kernels.linear import MAX_ROWS as MAX_SLICED_ROWS
+from dspark_kernels.linear import Slices, sliced_linear
 from dspark_kernels.norm import add_rms_norm
 from dspark_kernels.qkv import k_norm_rope_write, qk_norm_rope_write
 
 if TYPE_CHECKING:
-    from dspark_lab.models.attention import Attention
+    from dspark_lab.models.attention import Attention, RMSNorm
     from dspark_lab.models.batch import ForwardBatch
     from dspark_lab.models.decoder import Decoder
     from dspark_lab.models.drafter import Drafter
@@ -59,30 +61,53 @@ def join_weights(attention: Attention) -> None:
 def run(
     decoder: Decoder, batch: ForwardBatch, cache: KVCache, capture_layers: tuple[int, ...]
 ) -> tuple[Tensor, list[Tensor]]:
-    """`Decoder.run`, with the residual sums inside the norms: layer i's raw output is the sum that the next norm makes."""
+    """`Decoder.run`, with the residual sums inside the norms, and the norms inside the products that follow them.
+
+    Layer i's raw output is the sum that the next norm makes.
+    """
     x, residual = decoder.embed_tokens(batch.input_ids), None
     captured = [x] if -1 in capture_layers else []
-    slots, eps = batch.token_slots, decoder.cfg.rms_norm_eps
+    slots, inv_freq = batch.token_slots, decoder.rope.inv_freq
     for i, layer in enumerate(decoder.decoder_layers):
-        normed, residual = add_rms_norm(x, residual, layer.input_layernorm.weight, eps)
+        assert layer.self_attn.qkv_weight is not None
+        qkv, residual = norm_product(x, residual, layer.input_layernorm, layer.self_attn.qkv_weight)
         if i and i - 1 in capture_layers:
             captured.append(residual)
-        x = attend(layer.self_attn, normed, i, batch, slots, cache, decoder.rope.inv_freq)
-        normed, residual = add_rms_norm(x, residual, layer.post_attention_layernorm.weight, eps)
-        x = layer.mlp(normed, batch)
-    hidden, residual = add_rms_norm(x, residual, decoder.norm.weight, eps)
+        x = attend(layer.self_attn, qkv, i, batch, slots, cache, inv_freq)
+        norm = layer.post_attention_layernorm
+        x, residual = layer.mlp.behind_norm(x, residual, norm.weight, norm.eps, batch)
+    hidden, residual = add_rms_norm(x, residual, decoder.norm.weight, decoder.norm.eps)
     if len(decoder.layers) - 1 in capture_layers:
         captured.append(residual)
     return hidden, captured
 
 
+def norm_product(x: Tensor, residual: Tensor | None, norm: RMSNorm, weight: Tensor) -> tuple[Tensor | Slices, Tensor]:
+    """The product of the normed sum ``x`` + ``residual`` with ``weight``, in slices for few rows, and the sum."""
+    if x.shape[0] > MAX_SLICED_ROWS:
+        normed, total = add_rms_norm(x, residual, norm.weight, norm.eps)
+        return F.linear(normed, weight), total
+    product = sliced_linear(x, weight, residual=residual, norm_weight=norm.weight, eps=norm.eps)
+    return product, product.total
+
+
+def product(x: Tensor, weight: Tensor) -> Tensor | Slices:
+    """``x`` · ``weight``ᵀ, in slices for few rows."""
+    return F.linear(x, weight) if x.shape[0] > MAX_SLICED_ROWS else sliced_linear(x, weight)
+
+
 def attend(
-    attention: Attention, x: Tensor, layer: int, batch: ForwardBatch, slots: Tensor, cache: KVCache, inv_freq: Tensor
-) -> Tensor:
-    """`Attention.forward`: one product, one kernel for norms, turn and cache write, attention on the cache in place."""
-    assert attention.qkv_weight is not None
+    attention: Attention,
+    qkv: Tensor | Slices,
+    layer: int,
+    batch: ForwardBatch,
+    slots: Tensor,
+    cache: KVCache,
+    inv_freq: Tensor,
+) -> Tensor | Slices:
+    """`Attention.forward` behind its first product: norms, turn and cache write, attention on the cache in place, o_proj."""
     q = qk_norm_rope_write(
-        F.linear(x, attention.qkv_weight),
+        qkv,
         attention.q_norm.weight,
         attention.k_norm.weight,
         batch.positions,
@@ -93,15 +118,17 @@ def attend(
         attention.q_norm.eps,
     )
     y = decode_attention(q, cache.k[layer], cache.v[layer], batch.req_slots, batch.key_limits)
-    return attention.o_proj(y)
+    whole = attention.o_proj.tp.size == 1 and attention.o_proj.bias is None
+    return product(y, attention.o_proj.weight) if whole else attention.o_proj(y)
 
 
 def write_context(drafter: Drafter, aux: Tensor, slots: Tensor, positions: Tensor, cache: KVCache) -> None:
     """`Drafter.write_context`."""
-    context, _ = add_rms_norm(drafter.fc(aux), None, drafter.hidden_norm.weight, drafter.hidden_norm.eps)
+    fc = product(aux, drafter.fc.weight)
+    context, _ = add_rms_norm(fc, None, drafter.hidden_norm.weight, drafter.hidden_norm.eps)
     for i, layer in enumerate(drafter.decoder_layers):
         attention = layer.self_attn
         assert attention.qkv_weight is not None
-        kv = F.linear(context, attention.qkv_weight[attention.num_heads * attention.head_dim :])
+        kv = product(context, attention.qkv_weight[attention.num_heads * attention.head_dim :])
         weight, eps = attention.k_norm.weight, attention.k_norm.eps
         k_norm_rope_write(kv, weight, positions, drafter.rope.inv_freq, slots, cache.k[i], cache.v[i], eps)

@@ -10,7 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dspark_kernels.experts import experts
-from dspark_kernels.router import gate_and_route
+from dspark_kernels.linear import Slices
+from dspark_kernels.router import NormedRoute, gate_and_route, norm_gate_route
 from dspark_lab.config.parts import DecoderConfig
 from dspark_lab.ep.dispatch import ExpertGroup
 from dspark_lab.ep.load import EpLoad
@@ -37,12 +38,19 @@ class Router(nn.Module):
             weights = weights / weights.sum(dim=-1, keepdim=True)
         return ids, weights
 
+    def after_norm(self, x: Tensor | Slices, residual: Tensor, norm_weight: Tensor, eps: float) -> NormedRoute:
+        """`forward` of the RMS norm of ``x`` + ``residual`` [T, H], with that norm and sum."""
+        return norm_gate_route(x, residual, norm_weight, eps, self.weight, self.topk, renormalize=self.norm_topk_prob)
+
 
 class Experts(nn.Module):
     """One rank's experts, SwiGLU each. No step depends on values on the host, so nothing here waits for the device.
 
     Where ``tp_size`` ranks share each expert, this is part ``tp_rank`` of its inner dimension.
     """
+
+    arrivals: Tensor
+    """[E_local] int32: the fused kernels' counters, 0 between calls."""
 
     def __init__(
         self, cfg: DecoderConfig, expert_ids: tuple[int, ...], *, tp_rank: int = 0, tp_size: int = 1, **factory: Any
@@ -56,6 +64,8 @@ class Experts(nn.Module):
         """[E_local, 2I, H]: gate above up."""
         self.down_proj = nn.Parameter(torch.empty(len(expert_ids), width, inner, **factory))
         """[E_local, H, I]."""
+        zeros = torch.zeros(len(expert_ids), dtype=torch.int32, device=factory.get("device"))
+        self.register_buffer("arrivals", zeros, persistent=False)
         if tp_size > 1:
             cut(self.gate_up_proj, rows)
             cut(self.down_proj, Shard(dim=1, whole=cfg.moe_intermediate_size, rank=tp_rank, size=tp_size))
@@ -63,7 +73,7 @@ class Experts(nn.Module):
     def forward(self, x: Tensor, local_ids: Tensor, topk_weights: Tensor) -> Tensor:
         """``x`` [T, H], ``local_ids`` [T, k] (−1: not computed) to the weighted sum over k [T, H]; dropped rows give 0."""
         if fused.suits(x):
-            return experts(x, local_ids, topk_weights, self.gate_up_proj, self.down_proj)
+            return experts(x, local_ids, topk_weights, self.gate_up_proj, self.down_proj, arrivals=self.arrivals)
         y = self._grouped(x, local_ids) if self._groups() else self._dense(x, local_ids)
         weighted = y.float() * topk_weights[..., None]
         # Selected, not multiplied: 0 · NaN is NaN, and dropped rows may hold anything.
@@ -124,6 +134,17 @@ class MoE(nn.Module):
     def forward(self, x: Tensor, batch: ForwardBatch) -> Tensor:
         """``x`` [T, H] to [T, H]; rows from `num_token_non_padded` on give 0 where the mask is compiled in."""
         topk_ids, topk_weights = self.gate(x)
+        return self.compute(x, topk_ids, topk_weights, batch)
+
+    def behind_norm(
+        self, x: Tensor | Slices, residual: Tensor, norm_weight: Tensor, eps: float, batch: ForwardBatch
+    ) -> tuple[Tensor, Tensor]:
+        """`forward` of the RMS norm of ``x`` + ``residual`` [T, H], and that sum; few rows on a GPU."""
+        routed = self.gate.after_norm(x, residual, norm_weight, eps)
+        return self.compute(routed.normed, routed.topk_ids, routed.topk_weights, batch), routed.total
+
+    def compute(self, x: Tensor, topk_ids: Tensor, topk_weights: Tensor, batch: ForwardBatch) -> Tensor:
+        """`forward` behind the router."""
         count = batch.num_token_non_padded if self.reads_scalar else None
         handle = self.dispatcher.dispatch(x, topk_ids, topk_weights, count)
         if self.load is not None:

@@ -53,6 +53,7 @@ class ProfiledGuard:
         self._profiler = torch.profiler.profile(
             activities=[torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA],
             with_stack=self.stacks,
+            acc_events=True,  # without it torch warns of cycles, and there is one
         )
         self._profiler.__enter__()
         self._waits.__enter__()

@@ -72,7 +72,7 @@ def graph_us(
 
 def kernels_us(fn: Callable[..., Any], sets: Sequence[tuple[Any, ...]]) -> dict[str, float]:
     """Mean microseconds a call by kernel, profiled: what each of them takes, not what they take together."""
-    with profile(activities=[ProfilerActivity.CUDA]) as prof:
+    with profile(activities=[ProfilerActivity.CUDA], acc_events=True) as prof:
         for args in sets:
             fn(*args)
         torch.cuda.synchronize()

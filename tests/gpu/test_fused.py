@@ -7,6 +7,8 @@ from typing import Any
 import pytest
 import torch
 
+from dspark_kernels.linear import Slices
+from dspark_kernels.router import NormedRoute, norm_gate_route
 from dspark_lab.config import LabConfig, preset
 from dspark_lab.engine.decode import DecodeEngine
 from dspark_lab.engine.request import workload
@@ -27,11 +29,8 @@ def one_round(cfg: LabConfig, pair: Any, on: bool, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(fused, "ENABLED", on)
     r, bs = engine.rounds, cfg.engine.batch_size
     b = r.state.max_rows
-    anchors, seq_lens, slots, _ = r._rows(b)
     keys = cfg.engine.prompt_len + 16
-    batch = r.proposer.build_batch(
-        anchors=anchors, seq_lens=seq_lens, slots=slots, max_keys=keys, num_requests=bs, num_token_non_padded=None
-    )
+    batch = r.proposer.build_batch(r.draft_rows(b), max_keys=keys, num_requests=bs, num_token_non_padded=None)
     hidden = r.drafter.forward(batch, r.draft_cache)
     base = r.drafter.lm_head(hidden)
     r.drafts.copy_(torch.arange(b * r.gamma, device=CUDA).view(b, r.gamma) % 100)
@@ -57,6 +56,14 @@ def by_row(self: Router, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return ids, torch.full(ids.shape, 1.0 / self.topk, device=x.device)
 
 
+def by_row_after_norm(
+    self: Router, x: torch.Tensor | Slices, residual: torch.Tensor, norm_weight: torch.Tensor, eps: float
+) -> NormedRoute:
+    """The router's own norm and sum, with experts by row number."""
+    own = norm_gate_route(x, residual, norm_weight, eps, self.weight, self.topk, renormalize=self.norm_topk_prob)
+    return NormedRoute(own.normed, own.total, *by_row(self, own.normed))
+
+
 @torch.inference_mode()
 @pytest.mark.parametrize("batch_size", [1, 3, 8])
 def test_the_fused_round_equals_the_plain_one(batch_size: int, monkeypatch) -> None:
@@ -70,6 +77,7 @@ def test_the_fused_round_equals_the_plain_one(batch_size: int, monkeypatch) -> N
     )
     pair = build(cfg, CUDA)
     monkeypatch.setattr(Router, "forward", by_row)
+    monkeypatch.setattr(Router, "after_norm", by_row_after_norm)
     assert pair[0].model.layers[0].self_attn.qkv_weight is not None
     plain = one_round(cfg, pair, False, monkeypatch)
     again = one_round(cfg, pair, False, monkeypatch)

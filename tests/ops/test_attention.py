@@ -120,7 +120,8 @@ def test_splits_fill_one_wave() -> None:
     from dspark_kernels.attention.kernel import MAX_SPLITS, choose_splits
 
     assert choose_splits(4, 18_432, 64, 132) == 33
-    assert choose_splits(4, 128, 64, 132) == 2
+    assert choose_splits(4, 2048, 64, 132) == 11  # of three blocks each at least
+    assert choose_splits(4, 128, 64, 132) == 1
     assert choose_splits(1, 18_432, 64, 132) == MAX_SPLITS
     assert choose_splits(500, 18_432, 64, 132) == 1
 

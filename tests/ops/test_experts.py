@@ -43,8 +43,13 @@ def make(
     }
 
 
-def assert_same(args: dict[str, Tensor], tiles: Tiles | None = None, residual: Tensor | None = None) -> Tensor:
-    got = experts(**args, residual=residual, tiles=tiles)
+def assert_same(
+    args: dict[str, Tensor],
+    tiles: Tiles | None = None,
+    residual: Tensor | None = None,
+    arrivals: Tensor | None = None,
+) -> Tensor:
+    got = experts(**args, residual=residual, tiles=tiles, arrivals=arrivals)
     want = reference.experts(**args, residual=residual)
     assert got.shape == want.shape
     assert got.dtype == want.dtype
@@ -133,6 +138,17 @@ def test_residual_joins_before_the_rounding(dtype: torch.dtype) -> None:
     assert torch.equal(assert_same(args, residual=residual)[3:], residual[3:])
 
 
+@pytest.mark.parametrize("search", [0, 10_000])
+def test_counters_are_zero_again(monkeypatch: pytest.MonkeyPatch, search: int) -> None:
+    monkeypatch.setattr(kernel, "SEARCH_PAIRS", search)
+    arrivals = torch.zeros(5, dtype=torch.int32, device=DEVICE)
+    for seed in range(2):
+        assert_same(make(9, 3, 5, 32, 16, seed=seed), TILES, arrivals=arrivals)
+        assert not arrivals.any()
+    with pytest.raises(ValueError, match=r"must be \[5\] int32"):
+        experts(**make(9, 3, 5, 32, 16), arrivals=arrivals[:3])
+
+
 def test_strided_rows_and_ids() -> None:
     args = make(6, 2, 4, 32, 16)
     want = experts(**args)
@@ -171,7 +187,7 @@ def test_wrong_arguments_are_named(name, spoil, says) -> None:
 
 @pytest.mark.skipif(not CUDA, reason="needs a CUDA device")
 @pytest.mark.parametrize("chained", [False, True])
-@pytest.mark.parametrize("rows", [6, 96])
+@pytest.mark.parametrize("rows", [6, 16, 96])
 def test_a_graph_follows_its_inputs(rows: int, chained: bool) -> None:
     """Captured once, replayed on other ids and rows: another number of experts is hit, the graph is the same."""
     args = make(rows, 4, 32, 256, 128, torch.bfloat16)
@@ -203,5 +219,5 @@ def test_published_shapes(rows: int, num_experts: int, topk: int, inner: int) ->
     args = make(rows, topk, num_experts, 2048, inner, torch.bfloat16)
     args["local_ids"][rows - rows // 4 :] = -1
     plain = assert_same(args)
-    chained = replace(tiles_for(rows * topk, num_experts, torch.bfloat16), chained=True)
-    assert torch.equal(assert_same(args, chained), plain)
+    apart = replace(tiles_for(rows * topk, num_experts, torch.bfloat16), chained=False)
+    assert torch.equal(assert_same(args, apart), plain)

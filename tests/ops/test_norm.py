@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from dspark_kernels.linear import sliced_linear
 from dspark_kernels.norm import add_rms_norm, reference
 
 pytest.importorskip("triton")
@@ -25,6 +26,18 @@ def test_agrees_with_reference(dtype: torch.dtype, rows: int, width: int, with_r
     ulp = torch.finfo(dtype).eps
     torch.testing.assert_close(got[0], want[0], rtol=ulp if dtype != torch.float32 else 1e-5, atol=1e-6)
     assert torch.equal(got[1], want[1]), "the new residual is an exact, rounded sum"
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("with_residual", [True, False])
+def test_slices_are_added_up(dtype: torch.dtype, with_residual: bool) -> None:
+    torch.manual_seed(0)
+    residual, weight = torch.randn(5, 96, device=DEVICE).to(dtype), torch.randn(96, device=DEVICE).to(dtype)
+    x = sliced_linear(torch.randn(5, 600, device=DEVICE).to(dtype), torch.randn(96, 600, device=DEVICE).to(dtype))
+    got = add_rms_norm(x, residual if with_residual else None, weight, 1e-6)
+    want = reference.add_rms_norm(x.sum(), residual if with_residual else None, weight, 1e-6)
+    torch.testing.assert_close(got[0], want[0])
+    torch.testing.assert_close(got[1], want[1])
 
 
 def test_norms_the_rounded_sum() -> None:

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from dspark_kernels.linear import sliced_linear
 from dspark_kernels.qkv import k_norm_rope_write, qk_norm_rope_write, reference
 
 pytest.importorskip("triton")
@@ -48,6 +49,22 @@ def test_agrees_with_reference(dtype: torch.dtype, rows: int, h: int, h_kv: int,
     torch.testing.assert_close(a["v_cache"], b["v_cache"], rtol=0, atol=0, equal_nan=True)
     written = ~a["v_cache"].isnan().any(dim=3).any(dim=2)
     assert int(written.sum()) == rows, "every row is written once and nothing else is"
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_a_product_in_slices_is_added_up_and_scaled(dtype: torch.dtype) -> None:
+    a, b = make(dtype, 5, 4, 2, 16), make(dtype, 5, 4, 2, 16)
+    x, norm = 3 * torch.randn(5, 300, device=DEVICE).to(dtype), torch.randn(300, device=DEVICE).to(dtype)
+    weight = (torch.randn(8 * 16, 300, device=DEVICE) / 300**0.5).to(dtype)
+    product = sliced_linear(x, weight, residual=x.clone(), norm_weight=norm, eps=EPS)
+    got = qk_norm_rope_write(**a | {"qkv": product}, eps=EPS)
+    want = reference.qk_norm_rope_write(**b | {"qkv": product.sum()}, eps=EPS)
+    close = {"rtol": 3 * torch.finfo(dtype).eps, "atol": 16 * torch.finfo(dtype).eps}
+    torch.testing.assert_close(got, want, **close if dtype != torch.float32 else tolerance(dtype))
+    for cache in ("k_cache", "v_cache"):
+        torch.testing.assert_close(
+            a[cache], b[cache], **close if dtype != torch.float32 else tolerance(dtype), equal_nan=True
+        )
 
 
 def test_one_slot_for_all_rows_may_be_expanded() -> None:

@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 
 pytest.importorskip("triton")
-from dspark_kernels.router import gate_and_route, kernel, reference, route
+from dspark_kernels.linear import Slices, sliced_linear
+from dspark_kernels.router import gate_and_route, kernel, norm_gate_route, reference, route
 
 CUDA = torch.cuda.is_available()
 DEVICE = "cuda" if CUDA else "cpu"
@@ -98,6 +99,30 @@ def test_gate_and_route(rows: int, num_experts: int, k: int, width: int, dtype: 
     count, physical = scalar(rows - rows // 3), torch.randperm(num_experts).to(DEVICE)
     got = gate_and_route(x, gate, k, renormalize=True, count=count, physical=physical)
     assert_same(got, reference.gate_and_route(x, gate, k, renormalize=True, count=count, physical=physical))
+
+
+@pytest.mark.parametrize("dtype", DOT_DTYPES, ids=str)
+@pytest.mark.parametrize("sliced", [False, True])
+@pytest.mark.parametrize(("rows", "num_experts", "k", "width"), [(1, 8, 2, 16), (6, 64, 6, 256), (19, 40, 8, 200)])
+def test_norm_gate_route(rows: int, num_experts: int, k: int, width: int, sliced: bool, dtype: torch.dtype) -> None:
+    x, residual = draw(rows, width).to(dtype), (3 * draw(rows, width, seed=2)).to(dtype)
+    norm, gate = (1 + draw(width, seed=3)).to(dtype), (4 * draw(num_experts, width, seed=1) / width**0.5).to(dtype)
+    if sliced:
+        x = sliced_linear(x, draw(width, width, seed=4).to(dtype))
+    args = (x, residual, norm, 1e-5, gate, k)
+    kwargs = {
+        "renormalize": True,
+        "count": scalar(rows - rows // 3),
+        "physical": torch.randperm(num_experts).to(DEVICE),
+    }
+    got = norm_gate_route(*args, **kwargs)
+    want = reference.norm_gate_route(x.sum() if isinstance(x, Slices) else x, *args[1:], **kwargs)
+    assert torch.equal(got.total, want.total)
+    ulp = torch.finfo(dtype).eps
+    torch.testing.assert_close(got.normed, want.normed, rtol=ulp if dtype != torch.float32 else 1e-5, atol=1e-6)
+    loose = 1e-5 if dtype == torch.float32 else 30 * ulp  # rows are rounded at another place
+    torch.testing.assert_close(got.topk_weights, want.topk_weights, rtol=loose, atol=loose)
+    assert (got.topk_ids == want.topk_ids).float().mean() > (0.999 if dtype == torch.float32 else 0.9)
 
 
 def test_poisoned_rows_do_not_reach_others() -> None:

@@ -17,7 +17,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from dspark_kernels.chain import chains, options, wait
+
 MAX_SPLITS = 64
+MIN_BLOCKS = 3
 
 
 @triton.jit
@@ -50,7 +53,9 @@ def _attend(
     BLOCK_N: tl.constexpr,
     STAGES: tl.constexpr,
     PRECISION: tl.constexpr,
+    CHAINED: tl.constexpr,
 ):
+    wait(CHAINED)
     kv_head = tl.program_id(0) // ROW_BLOCKS
     row_block = tl.program_id(0) % ROW_BLOCKS
     split = tl.program_id(1)
@@ -116,7 +121,9 @@ def _combine(
     D: tl.constexpr,
     NUM_SPLITS: tl.constexpr,
     BLOCK_SPLITS: tl.constexpr,
+    CHAINED: tl.constexpr,
 ):
+    wait(CHAINED)
     place = tl.program_id(0).to(tl.int64)
     splits = tl.arange(0, BLOCK_SPLITS)
     cols = tl.arange(0, D)
@@ -138,8 +145,11 @@ def _num_processors(device: torch.device) -> int:
 
 
 def choose_splits(programs: int, context_len: int, block_n: int, processors: int) -> int:
-    """Parts of the positions such that ``programs`` times parts is at most one wave over the ``processors``."""
-    return max(1, min(processors // programs, -(-context_len // block_n), MAX_SPLITS))
+    """Parts of the positions such that ``programs`` times parts is at most one wave over the ``processors``.
+
+    A part has `MIN_BLOCKS` blocks at least: more parts than that take longer to add up than they save.
+    """
+    return max(1, min(processors // programs, -(-context_len // (MIN_BLOCKS * block_n)), MAX_SPLITS))
 
 
 def decode_attention(
@@ -170,6 +180,7 @@ def decode_attention(
     if num_splits is None:
         num_splits = choose_splits(programs, context_len, block_n, _num_processors(q.device))
     out = torch.empty(rows, h * d, dtype=q.dtype, device=q.device)
+    chain = options(chains(q.device))
     if num_splits == 1:
         parts, lse = out, out
     else:
@@ -200,6 +211,7 @@ def decode_attention(
         STAGES=2 if wide else 3,
         PRECISION="ieee" if wide else "tf32",
         num_warps=8 if wide else 4,
+        **chain,
     )
     if num_splits > 1:
         _combine[(rows * h,)](
@@ -210,5 +222,6 @@ def decode_attention(
             NUM_SPLITS=num_splits,
             BLOCK_SPLITS=triton.next_power_of_2(num_splits),
             num_warps=4 if num_splits * d > 2048 else 1,
+            **chain,
         )
     return out

@@ -24,25 +24,37 @@ def experts(
     down: Tensor,
     *,
     residual: Tensor | None = None,
+    arrivals: Tensor | None = None,
     tiles: Tiles | None = None,
 ) -> Tensor:
     """``x`` [T, H], ``local_ids`` [T, k] (−1: not computed) and ``topk_weights`` [T, k] to [T, H]; see `reference.experts`.
 
     ``gate_up`` [E, 2I, H] and ``down`` [E, H, I] are contiguous and of the dtype of ``x``. Nothing waits for the device
     and no grid depends on values, so it can be captured in a CUDA graph. The same inputs give the same bits.
-    ``tiles`` replaces the table's choice (Triton only).
+    ``arrivals`` [E] int32 are the kernels' own counters: zeros, and zeros again when they are done. Whoever calls often keeps
+    them, one for each place that may run at the same time; where None they are made. ``tiles`` replaces the table's choice.
+    Both are for Triton only.
 
     Raises:
         ValueError: shapes, dtypes or strides that do not fit.
     """
     _check(x, local_ids, topk_weights, gate_up, down, residual)
+    if arrivals is not None and (tuple(arrivals.shape) != gate_up.shape[:1] or arrivals.dtype != torch.int32):
+        raise ValueError(f"arrivals {tuple(arrivals.shape)} {arrivals.dtype} must be [{gate_up.shape[0]}] int32.")
     if not _on_triton(x):
         return reference.experts(x, local_ids, topk_weights, gate_up, down, residual=residual)
     from dspark_kernels.experts import kernel
 
     residual = None if residual is None else residual.contiguous()
     return kernel.experts(
-        x.contiguous(), local_ids.contiguous(), topk_weights.contiguous(), gate_up, down, residual=residual, tiles=tiles
+        x.contiguous(),
+        local_ids.contiguous(),
+        topk_weights.contiguous(),
+        gate_up,
+        down,
+        residual=residual,
+        arrivals=arrivals,
+        tiles=tiles,
     )
 
 

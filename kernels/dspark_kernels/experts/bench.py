@@ -102,7 +102,7 @@ def floor_bytes(sets: list[Args]) -> tuple[float, float]:
 
 def parts(fn: Callable[..., Any], sets: list[Args]) -> str:
     """Microseconds of each of our kernels, in one line."""
-    short = {"_list_kernel": "list", "_gate_up_kernel": "up", "_down_kernel": "down", "_combine_kernel": "combine"}
+    short = {"_list_kernel": "list", "_experts_kernel": "products", "_combine_kernel": "combine"}
     took = kernels_us(fn, list(sets))
     return ", ".join(f"{word} {took[name]:.1f}" for name, word in short.items() if name in took)
 
@@ -153,7 +153,6 @@ def candidates(rows: int) -> Iterator[Product]:
         for depth, stages in ((64, 4), (64, 6), (128, 3), (128, 4), (128, 5), (256, 3)):
             if cols * depth <= 8192:
                 yield Product(cols=cols, depth=depth, stages=stages)
-    yield Product(cols=32, depth=128, stages=4, warps=8)
 
 
 def sweep(bandwidth: float) -> None:

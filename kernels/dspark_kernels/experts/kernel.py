@@ -3,23 +3,27 @@
 A pair is one (row, choice) of ``local_ids``, numbered t · k + j. One program takes one expert and some columns, finds the
 expert's pairs and streams its weights once for up to ``rows`` of them (more pairs: again, out of the L2). Results are
 kept by pair, so nothing is moved into an order and back: gate_up gives ``act`` [P, I], down gives the weighted ``y``
-[P, H], and a last kernel adds up k pairs a row. No atomics, no grid that depends on values.
+[P, H], and a last kernel adds up k pairs a row. No sum by atomics, no grid that depends on values.
+
+Both products are one kernel: programs of down begin where those of gate_up run out, and wait for their expert's activation
+only (a counter an expert), so that memory is never idle between the two.
 """
+
+# Launch options and constexpr arguments are not in a kernel's own signature.
+# pyright: reportCallIssue=false, reportArgumentType=false, reportGeneralTypeIssues=false
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-from triton import knobs
-from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-INTERPRETED: bool = knobs.runtime.interpret
-"""Whether these kernels run in Triton's interpreter, which takes CPU tensors."""
+from dspark_kernels.chain import INTERPRETED, chains, options, wait
+
+__all__ = ["INTERPRETED", "Product", "Tiles", "experts", "tiles_for"]
 
 SEARCH_PAIRS = 256
 """Up to here each program looks its pairs up among all of them; beyond, one small kernel lists them by expert."""
@@ -37,7 +41,6 @@ class Product:
     depth: int
     """Columns of the sum a pipeline stage."""
     stages: int
-    warps: int = 4
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,9 +51,9 @@ class Tiles:
     """Pairs of one expert that share one pass over its weights; at least 16, the matrix unit's height."""
     up: Product
     down: Product
-    chained: bool = False
-    """Programmatic dependent launch: a kernel's programs are set up in its predecessor's tail, and down's weights start
-    on their way into the L2 there. The interpreter knows no such thing and leaves it out."""
+    warps: int = 4
+    chained: bool = True
+    """Whether the kernels are chained where the device can: see `dspark_kernels.chain`."""
 
 
 def tiles_for(num_pairs: int, num_experts: int, dtype: torch.dtype) -> Tiles:
@@ -61,9 +64,8 @@ def tiles_for(num_pairs: int, num_experts: int, dtype: torch.dtype) -> Tiles:
         narrow = Product(cols=16, depth=64, stages=3)
         return Tiles(rows=16, up=narrow, down=narrow)
     if mean <= 8:
-        return Tiles(
-            rows=16, up=Product(cols=16, depth=128, stages=4), down=Product(cols=32, depth=128, stages=4)
-        )  # fmt: skip
+        up, down = Product(cols=32, depth=128, stages=3), Product(cols=64, depth=128, stages=3)
+        return Tiles(rows=16, up=up, down=down)
     rows = 32 if mean <= 24 else 64
     return Tiles(rows=rows, up=Product(cols=32, depth=64, stages=4), down=Product(cols=64, depth=64, stages=4))
 
@@ -77,9 +79,7 @@ def _list_kernel(
     CHAINED: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    if CHAINED:
-        gdc_wait()
-        gdc_launch_dependents()
+    wait(CHAINED)
     expert = tl.program_id(0)
     count = 0
     for start in range(0, num_pairs, BLOCK):
@@ -126,13 +126,15 @@ def _product(
     a_ok,  # [ROWS]
     w_ptrs,  # [COLS, 1]: the weights' rows
     w_ok,  # [COLS]
-    SIZE: tl.constexpr,  # the length of the sum
+    FIRST: tl.constexpr,  # where the sum begins
+    SIZE: tl.constexpr,  # and ends
     DEPTH: tl.constexpr,
+    STAGES: tl.constexpr,
     EVEN_COLS: tl.constexpr,
 ):
     """``acc`` plus rows · weightsᵀ. Masks that would hold everywhere are left out: they would narrow the loads."""
     k = tl.arange(0, DEPTH)[None, :]
-    for start in range(0, SIZE, DEPTH):
+    for start in tl.range(FIRST, SIZE, DEPTH, num_stages=STAGES):
         if SIZE % DEPTH == 0:
             a = tl.load(a_ptrs + start + k, mask=a_ok[:, None], other=0.0)
             if EVEN_COLS:
@@ -147,8 +149,32 @@ def _product(
     return acc
 
 
-@triton.jit(do_not_specialize=["num_pairs", "num_experts"])
-def _gate_up_kernel(
+@triton.jit
+def _find(ids_ptr, counts_ptr, lead, num_pairs, num_experts, BY_PAIR: tl.constexpr, SEARCH: tl.constexpr):
+    """`_search`, or where pairs are listed what the list says (no places then)."""
+    if counts_ptr is None:
+        expert, count, place = _search(ids_ptr, lead, num_pairs, num_experts, BY_PAIR, SEARCH)
+    else:
+        expert = lead.to(tl.int64)
+        count = tl.load(counts_ptr + lead)
+        place = tl.zeros([SEARCH], tl.int32)
+    return expert, count, place
+
+
+@triton.jit
+def _pairs(place, slot, live, lists_ptr, lead, num_pairs, SEARCH: tl.constexpr):
+    """The pairs at the places ``slot`` [ROWS] of this lead."""
+    if lists_ptr is None:
+        pair = _pick(place, slot, SEARCH)
+    else:
+        pair = tl.load(lists_ptr + lead * num_pairs + slot, mask=live, other=0)
+    return pair
+
+
+@triton.jit
+def _gate_up(
+    block,  # of columns
+    lead,
     x_ptr,  # [T, H]
     ids_ptr,  # [P] int64
     counts_ptr,  # [E] int32 or None
@@ -163,55 +189,83 @@ def _gate_up_kernel(
     ROWS: tl.constexpr,
     COLS: tl.constexpr,
     DEPTH: tl.constexpr,
+    STAGES: tl.constexpr,
     SEARCH: tl.constexpr,
     BY_PAIR: tl.constexpr,
-    CHAINED: tl.constexpr,
 ):
-    if CHAINED:
-        gdc_wait()
-        gdc_launch_dependents()
-    lead = tl.program_id(1)
-    if counts_ptr is None:
-        expert, count, place = _search(ids_ptr, lead, num_pairs, num_experts, BY_PAIR, SEARCH)  # pyright: ignore
-    else:
-        expert = lead.to(tl.int64)
-        count = tl.load(counts_ptr + lead)
+    """A block of columns of the activation of one lead's pairs."""
+    expert, count, place = _find(ids_ptr, counts_ptr, lead, num_pairs, num_experts, BY_PAIR, SEARCH)
     # Gate and up columns side by side, so that both of a pair lie in one thread when the accumulator is split.
     both = tl.arange(0, 2 * COLS)
-    w_col = tl.program_id(0) * COLS + both // 2
+    w_col = block * COLS + both // 2
     w_ptrs = w_ptr + expert * (2 * I * H) + (w_col + (both % 2) * I)[:, None] * H
-    col = tl.program_id(0) * COLS + tl.arange(0, COLS)
+    col = block * COLS + tl.arange(0, COLS)
     for first in range(0, count, ROWS):
         slot = first + tl.arange(0, ROWS)
         live = slot < count
-        if counts_ptr is None:
-            pair = _pick(place, slot, SEARCH)
-        else:
-            pair = tl.load(lists_ptr + lead * num_pairs + slot, mask=live, other=0)
+        pair = _pairs(place, slot, live, lists_ptr, lead, num_pairs, SEARCH)
         acc = tl.zeros([ROWS, 2 * COLS], tl.float32)
         x_ptrs = x_ptr + (pair // TOPK)[:, None] * H
-        acc = _product(acc, x_ptrs, live, w_ptrs, w_col < I, H, DEPTH, I % COLS == 0)
+        acc = _product(acc, x_ptrs, live, w_ptrs, w_col < I, 0, H, DEPTH, STAGES, I % COLS == 0)
         gate, up = tl.split(tl.reshape(acc, [ROWS, COLS, 2]))
         act = gate / (1.0 + tl.exp(-gate)) * up
         at = act_ptr + pair[:, None] * I + col[None, :]
         tl.store(at, act.to(act_ptr.dtype.element_ty), mask=live[:, None] & (col < I)[None, :])
 
 
+@triton.jit(do_not_specialize=["num_pairs", "num_experts", "num_leads"])
+def _experts_kernel(
+    x_ptr,  # [T, H]
+    ids_ptr,  # [P] int64
+    weights_ptr,  # [P] float32
+    counts_ptr,  # [E] int32 or None
+    lists_ptr,  # [E, P] int32 or None
+    gate_up_ptr,  # [E, 2I, H]
+    down_ptr,  # [E, H, I]
+    act_ptr,  # [P, I]
+    y_ptr,  # [P, H] float32
+    arrivals_ptr,  # [leads] int32: blocks of the activation that are complete
+    num_pairs,
+    num_experts,
+    num_leads,
+    TOPK: tl.constexpr,
+    H: tl.constexpr,
+    I: tl.constexpr,  # noqa: E741
+    ROWS: tl.constexpr,
+    UP_COLS: tl.constexpr,
+    UP_DEPTH: tl.constexpr,
+    UP_STAGES: tl.constexpr,
+    COLS: tl.constexpr,
+    DEPTH: tl.constexpr,
+    STAGES: tl.constexpr,
+    SEARCH: tl.constexpr,
+    BY_PAIR: tl.constexpr,
+    CHAINED: tl.constexpr,
+):
+    wait(CHAINED)
+    UP_BLOCKS: tl.constexpr = (I + UP_COLS - 1) // UP_COLS
+    DOWN_BLOCKS: tl.constexpr = (H + COLS - 1) // COLS
+    program = tl.program_id(0)
+    if program < num_leads * UP_BLOCKS:
+        lead = program // UP_BLOCKS
+        _gate_up(
+            program % UP_BLOCKS, lead, x_ptr, ids_ptr, counts_ptr, lists_ptr, gate_up_ptr, act_ptr, num_pairs, num_experts,
+            TOPK, H, I, ROWS, UP_COLS, UP_DEPTH, UP_STAGES, SEARCH, BY_PAIR,
+        )  # fmt: skip
+        tl.debug_barrier()  # all threads' stores come before the one thread's release
+        tl.atomic_add(arrivals_ptr + lead, 1, sem="release", scope="gpu")
+    else:
+        place_in_down = program - num_leads * UP_BLOCKS
+        _down(
+            place_in_down % DOWN_BLOCKS, place_in_down // DOWN_BLOCKS, act_ptr, ids_ptr, weights_ptr, counts_ptr, lists_ptr,
+            down_ptr, y_ptr, arrivals_ptr, num_pairs, num_experts, UP_BLOCKS, H, I, ROWS, COLS, DEPTH, STAGES, SEARCH, BY_PAIR,
+        )  # fmt: skip
+
+
 @triton.jit
-def _prefetch(ptrs, num_bytes):
-    """Starts ``num_bytes`` (a multiple of 16) behind each pointer on their way into the L2."""
-    tl.inline_asm_elementwise(
-        "cp.async.bulk.prefetch.L2.global [$1], $2; mov.u32 $0, 0;",
-        "=r,l,r",
-        [ptrs, num_bytes],
-        dtype=tl.int32,
-        is_pure=False,
-        pack=1,
-    )
-
-
-@triton.jit(do_not_specialize=["num_pairs", "num_experts"])
-def _down_kernel(
+def _down(
+    block,  # of columns
+    lead,
     act_ptr,  # [P, I]
     ids_ptr,  # [P] int64
     weights_ptr,  # [P] float32
@@ -219,43 +273,46 @@ def _down_kernel(
     lists_ptr,  # [E, P] int32 or None
     w_ptr,  # [E, H, I]
     y_ptr,  # [P, H] float32
+    arrivals_ptr,  # [leads] int32
     num_pairs,
     num_experts,
+    UP_BLOCKS: tl.constexpr,  # arrivals that make a lead's activation complete
     H: tl.constexpr,
     I: tl.constexpr,  # noqa: E741
     ROWS: tl.constexpr,
     COLS: tl.constexpr,
     DEPTH: tl.constexpr,
+    STAGES: tl.constexpr,
     SEARCH: tl.constexpr,
     BY_PAIR: tl.constexpr,
-    CHAINED: tl.constexpr,
-    PREFETCH: tl.constexpr,  # bytes of a quarter of a row of I, or 0
 ):
-    # The ids (and lists) are complete when gate_up lets this kernel start: gate_up waited for them first.
-    lead = tl.program_id(1)
-    if counts_ptr is None:
-        expert, count, place = _search(ids_ptr, lead, num_pairs, num_experts, BY_PAIR, SEARCH)  # pyright: ignore
-    else:
-        expert = lead.to(tl.int64)
-        count = tl.load(counts_ptr + lead)
-    col = tl.program_id(0) * COLS + tl.arange(0, COLS)
+    """A block of columns of one lead's weighted outputs, as soon as its activation is complete.
+
+    Programs begin in the order of their numbers, and those that are waited for have lower ones and wait for nobody.
+    """
+    expert, count, place = _find(ids_ptr, counts_ptr, lead, num_pairs, num_experts, BY_PAIR, SEARCH)
+    col = block * COLS + tl.arange(0, COLS)
     w_ptrs = w_ptr + expert * (H * I) + col[:, None] * I
-    if CHAINED:
-        if PREFETCH > 0:  # noqa: SIM102 (decided when compiling, unlike the next)
-            if count > 0:
-                quarter = (tl.arange(0, 4) * (I // 4))[None, :]
-                _prefetch(w_ptrs + quarter, tl.full([COLS, 4], PREFETCH, tl.int32))
-        gdc_wait()
-        gdc_launch_dependents()
+    k = tl.arange(0, DEPTH)[None, :]
+    AHEAD: tl.constexpr = I % DEPTH == 0 and H % COLS == 0
+    if AHEAD:  # the first tile of the weights, meanwhile
+        w = tl.load(w_ptrs + k, mask=(col < H)[:, None] & (count > 0), other=0.0)
+    if count > 0:
+        arrived = tl.atomic_add(arrivals_ptr + lead, 0, sem="acquire", scope="gpu")
+        while arrived < UP_BLOCKS:
+            arrived = tl.atomic_add(arrivals_ptr + lead, 0, sem="acquire", scope="gpu")
     for first in range(0, count, ROWS):
         slot = first + tl.arange(0, ROWS)
         live = slot < count
-        if counts_ptr is None:
-            pair = _pick(place, slot, SEARCH)
-        else:
-            pair = tl.load(lists_ptr + lead * num_pairs + slot, mask=live, other=0)
+        pair = _pairs(place, slot, live, lists_ptr, lead, num_pairs, SEARCH)
         acc = tl.zeros([ROWS, COLS], tl.float32)
-        acc = _product(acc, act_ptr + pair[:, None] * I, live, w_ptrs, col < H, I, DEPTH, H % COLS == 0)
+        act_ptrs = act_ptr + pair[:, None] * I
+        if AHEAD:
+            act = tl.load(act_ptrs + k, mask=live[:, None], other=0.0)
+            acc = tl.dot(act, tl.trans(w), acc, input_precision="ieee")
+            acc = _product(acc, act_ptrs, live, w_ptrs, col < H, DEPTH, I, DEPTH, STAGES, True)
+        else:
+            acc = _product(acc, act_ptrs, live, w_ptrs, col < H, 0, I, DEPTH, STAGES, H % COLS == 0)
         weight = tl.load(weights_ptr + pair, mask=live, other=0.0)
         at = y_ptr + pair[:, None] * H + col[None, :]
         tl.store(at, acc * weight[:, None], mask=live[:, None] & (col < H)[None, :])
@@ -267,16 +324,18 @@ def _combine_kernel(
     ids_ptr,  # [T, k] int64
     residual_ptr,  # [T, H] or None
     out_ptr,  # [T, H]
+    arrivals_ptr,  # [E] int32: set back to 0 for the next call
     num_experts,
     TOPK: tl.constexpr,
     H: tl.constexpr,
     COLS: tl.constexpr,
+    BLOCK_E: tl.constexpr,
     CHAINED: tl.constexpr,
 ):
-    if CHAINED:
-        gdc_wait()
-        gdc_launch_dependents()
+    wait(CHAINED)
     row = tl.program_id(1)
+    lead = tl.arange(0, BLOCK_E)
+    tl.store(arrivals_ptr + lead, 0, mask=(lead < num_experts) & (row == 0) & (tl.program_id(0) == 0))
     col = tl.program_id(0) * COLS + tl.arange(0, COLS)
     acc = tl.zeros([COLS], tl.float32)
     for j in tl.static_range(TOPK):
@@ -298,52 +357,39 @@ def experts(
     down: Tensor,
     *,
     residual: Tensor | None = None,
+    arrivals: Tensor | None = None,
     tiles: Tiles | None = None,
 ) -> Tensor:
-    """As `reference.experts`; three kernels, or four where there are over `SEARCH_PAIRS` pairs."""
+    """As `reference.experts`; two kernels, or three where there are over `SEARCH_PAIRS` pairs."""
     (num_rows, width), topk = x.shape, local_ids.shape[1]
     num_experts, inner = gate_up.shape[0], down.shape[2]
     num_pairs = num_rows * topk
     tiles = tiles or tiles_for(num_pairs, num_experts, x.dtype)
-    chained = tiles.chained and not INTERPRETED
+    chain = options(tiles.chained and chains(x.device))
+    if arrivals is None:
+        arrivals = torch.zeros(num_experts, dtype=torch.int32, device=x.device)
 
     counts = lists = None
     if num_pairs > SEARCH_PAIRS:
         counts = torch.empty(num_experts, dtype=torch.int32, device=x.device)
         lists = torch.empty(num_experts, num_pairs, dtype=torch.int32, device=x.device)
-        _list_kernel[(num_experts,)](local_ids, counts, lists, num_pairs, **_launch(chained, BLOCK=LIST_BLOCK))
+        _list_kernel[(num_experts,)](local_ids, counts, lists, num_pairs, BLOCK=LIST_BLOCK, **chain)
     by_pair = counts is None and num_pairs < num_experts
     leads = num_pairs if by_pair else num_experts
     search = max(16, triton.next_power_of_2(num_pairs)) if counts is None else 1
-    shared = {"H": width, "I": inner, "ROWS": tiles.rows, "SEARCH": search, "BY_PAIR": by_pair}
 
     act = torch.empty(num_pairs, inner, dtype=x.dtype, device=x.device)
-    _gate_up_kernel[(-(-inner // tiles.up.cols), leads)](
-        x, local_ids, counts, lists, gate_up, act, num_pairs, num_experts,
-        **shared, **_cut(tiles.up), **_launch(chained, tiles.up.warps, TOPK=topk),
-    )  # fmt: skip
     y = torch.empty(num_pairs, width, dtype=torch.float32, device=x.device)
-    quarter = _quarter_bytes(width, inner, tiles.down.cols, down.element_size())
-    _down_kernel[(-(-width // tiles.down.cols), leads)](
-        act, local_ids, topk_weights, counts, lists, down, y, num_pairs, num_experts,
-        **shared, **_cut(tiles.down), **_launch(chained, tiles.down.warps, PREFETCH=quarter),
+    up, dn = tiles.up, tiles.down
+    _experts_kernel[(leads * (-(-inner // up.cols) + -(-width // dn.cols)),)](
+        x, local_ids, topk_weights, counts, lists, gate_up, down, act, y, arrivals, num_pairs, num_experts, leads,
+        TOPK=topk, H=width, I=inner, ROWS=tiles.rows, SEARCH=search, BY_PAIR=by_pair,
+        UP_COLS=up.cols, UP_DEPTH=up.depth, UP_STAGES=up.stages, COLS=dn.cols, DEPTH=dn.depth, STAGES=dn.stages,
+        num_warps=tiles.warps, **chain,
     )  # fmt: skip
     out = torch.empty_like(x)
     _combine_kernel[(-(-width // 256), num_rows)](
-        y, local_ids, residual, out, num_experts, **_launch(chained, 2, TOPK=topk, H=width, COLS=256)
-    )
+        y, local_ids, residual, out, arrivals, num_experts,
+        TOPK=topk, H=width, COLS=256, BLOCK_E=triton.next_power_of_2(num_experts), num_warps=2, **chain,
+    )  # fmt: skip
     return out
-
-
-def _cut(product: Product) -> dict[str, Any]:
-    return {"COLS": product.cols, "DEPTH": product.depth, "num_stages": product.stages}
-
-
-def _launch(chained: bool, warps: int = 4, **constants: int) -> dict[str, Any]:
-    options: dict[str, Any] = {"CHAINED": chained, "num_warps": warps, **constants}
-    return options | {"launch_pdl": True} if chained else options
-
-
-def _quarter_bytes(width: int, inner: int, cols: int, item_bytes: int) -> int:
-    """Bytes of a quarter of a row of I; 0 where quarters are no whole 16 bytes or a tile would reach over the end."""
-    return inner * item_bytes // 4 if inner * item_bytes % 64 == 0 and width % cols == 0 else 0

@@ -18,6 +18,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from dspark_kernels.chain import chains, options, wait
 from dspark_kernels.markov.reference import Step, Walk
 
 FUSED_BATCH = 8
@@ -71,7 +72,9 @@ def _step(
     CORRECTED: tl.constexpr,
     STAGES: tl.constexpr,
     PRECISION: tl.constexpr,
+    CHAINED: tl.constexpr,
 ):
+    wait(CHAINED)
     program = tl.program_id(0)
     rows = (tl.program_id(1) * BLOCK_B + tl.arange(0, BLOCK_B)).to(tl.int64)
     real = rows < batch
@@ -138,7 +141,16 @@ def _step(
 
 
 @triton.jit
-def _reduce(values_ptr, indices_ptr, tokens_ptr, tokens_stride, PROGRAMS: tl.constexpr, BLOCK_PROGRAMS: tl.constexpr):
+def _reduce(
+    values_ptr,
+    indices_ptr,
+    tokens_ptr,
+    tokens_stride,
+    PROGRAMS: tl.constexpr,
+    BLOCK_PROGRAMS: tl.constexpr,
+    CHAINED: tl.constexpr,
+):
+    wait(CHAINED)
     rows = tl.program_id(0).to(tl.int64) + tl.arange(0, 1)
     winner = _winner(values_ptr, indices_ptr, rows, rows >= 0, PROGRAMS, BLOCK_PROGRAMS)
     tl.store(tokens_ptr + rows * tokens_stride, winner.to(tl.int64))
@@ -222,6 +234,7 @@ def markov_walk(
     corrected = torch.empty(b, gamma, vocab, dtype=base.dtype, device=device) if with_corrected else None
     values = torch.empty(gamma, b, programs, dtype=torch.float32, device=device)
     indices = torch.empty(gamma, b, programs, dtype=torch.int32, device=device)
+    chain = options(chains(device))
     for k in range(gamma):
         reduce_first = fused and k > 0
         prev = anchors if k == 0 else tokens[:, k - 1]
@@ -255,6 +268,7 @@ def markov_walk(
             CORRECTED=with_corrected,
             PRECISION="ieee" if w2.dtype == torch.float32 else "tf32",
             **g,
+            **chain,
         )
         if not fused or k == gamma - 1:
             _reduce[(b,)](
@@ -265,6 +279,7 @@ def markov_walk(
                 PROGRAMS=programs,
                 BLOCK_PROGRAMS=block_programs,
                 num_warps=1,
+                **chain,
             )
     return Walk(tokens, corrected, embedded)
 

@@ -7,9 +7,11 @@ from types import ModuleType
 
 from torch import Tensor
 
+from dspark_kernels.linear.reference import Slices
 from dspark_kernels.router import reference
+from dspark_kernels.router.reference import NormedRoute
 
-__all__ = ["gate_and_route", "route"]
+__all__ = ["NormedRoute", "gate_and_route", "norm_gate_route", "route"]
 
 
 def route(
@@ -45,6 +47,43 @@ def gate_and_route(
     _check(x, gate.shape[0], k, count, physical)
     backend = _backend(x, dots=True)
     return backend.gate_and_route(x, gate, k, renormalize=renormalize, count=count, physical=physical)
+
+
+def norm_gate_route(
+    x: Tensor | Slices,
+    residual: Tensor,
+    norm_weight: Tensor,
+    eps: float,
+    gate: Tensor,
+    k: int,
+    *,
+    renormalize: bool,
+    count: Tensor | None = None,
+    physical: Tensor | None = None,
+) -> NormedRoute:
+    """`gate_and_route` of the RMS norm of ``x`` + ``residual``, with that norm and sum; see `reference.norm_gate_route`.
+
+    ``x`` [T, H], or a product in slices that is [T, H] once added up.
+
+    Raises:
+        ValueError: shapes or dtypes that do not fit.
+    """
+    if gate.dim() != 2 or residual.shape[-1] != gate.shape[1] or residual.dtype != gate.dtype:
+        raise ValueError(
+            f"rows {tuple(residual.shape)} {residual.dtype} and gate {tuple(gate.shape)} {gate.dtype} need one H and dtype."
+        )
+    shape = tuple((x.parts if isinstance(x, Slices) else x).shape[-2:])
+    if norm_weight.shape != residual.shape[1:] or tuple(residual.shape) != shape:
+        raise ValueError(
+            f"x {shape}, residual {tuple(residual.shape)} and norm_weight {tuple(norm_weight.shape)} do not fit."
+        )
+    _check(residual, gate.shape[0], k, count, physical)
+    backend = _backend(residual, dots=True)
+    if backend is reference and isinstance(x, Slices):
+        x = x.sum()
+    return backend.norm_gate_route(
+        x, residual, norm_weight, eps, gate, k, renormalize=renormalize, count=count, physical=physical
+    )
 
 
 def _check(rows: Tensor, num_experts: int, k: int, count: Tensor | None, physical: Tensor | None) -> None:

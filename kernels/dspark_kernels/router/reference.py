@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 DROPPED = -1
@@ -51,3 +54,38 @@ def gate_and_route(
     """`route` of the logits ``x`` [T, H] · ``gate`` [E, H]ᵀ, which stay in float32: no rounding to the dtype of ``x``."""
     logits = x.float() @ gate.float().T
     return route(logits, k, renormalize=renormalize, count=count, physical=physical)
+
+
+class NormedRoute(NamedTuple):
+    """What `norm_gate_route` gives."""
+
+    normed: Tensor
+    """[T, H] rows after the norm: what the experts compute."""
+    total: Tensor
+    """[T, H] rows before it: the new residual."""
+    topk_ids: Tensor
+    """[T, k] int64."""
+    topk_weights: Tensor
+    """[T, k] float32."""
+
+
+def norm_gate_route(
+    x: Tensor,
+    residual: Tensor,
+    norm_weight: Tensor,
+    eps: float,
+    gate: Tensor,
+    k: int,
+    *,
+    renormalize: bool,
+    count: Tensor | None = None,
+    physical: Tensor | None = None,
+) -> NormedRoute:
+    """`gate_and_route` of the RMS norm of ``x`` + ``residual`` [T, H], ``norm_weight`` [H].
+
+    The sum is rounded to the dtype of ``x`` before it is normed.
+    """
+    total = x + residual
+    normed = F.rms_norm(total, norm_weight.shape, norm_weight, eps)
+    ids, weights = gate_and_route(normed, gate, k, renormalize=renormalize, count=count, physical=physical)
+    return NormedRoute(normed, total, ids, weights)

@@ -27,6 +27,7 @@ _NAMES: dict[str, str] = {
     "load_runs": "dspark_lab.runs.store",
     "recorded": "dspark_lab.runs.store",
     "recorded_runs": "dspark_lab.runs.store",
+    "sample_traces": "dspark_lab.runs.store",
     "compare": "dspark_lab.analysis.latency",
     # traces
     "open_trace": "dspark_lab.trace.source",

@@ -44,6 +44,15 @@ def load_runs(folder: str | Path) -> list[Run]:
     return [read_run(p.parent) for p in sorted(Path(folder).glob("**/run.json"))]
 
 
+def sample_traces() -> dict[str, Path]:
+    """Captures to try the trace analyser on, by name: look-alikes of SGLang and vLLM, made of this package's H200 recordings.
+
+    Each engine has a ``_before`` and an ``_after``. The captures of the recordings themselves are in ``lab.load_run(name).trace_paths``.
+    """
+    found = sorted((data_dir() / "lookalikes").glob("*.json.gz"))
+    return {p.name.removesuffix(".json.gz"): p for p in found}
+
+
 RECORDED_COLUMNS = (
     "name", "preset", "alloc", "ep_size", "tp_size", "batch_size", "block_size", "host_work_us", "use_graph", "device",
     "step_ms_p50", "num_traces", "source", "label",

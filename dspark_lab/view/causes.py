@@ -31,6 +31,7 @@ PARTS = {
     "idle_other": ("host", "idle: launch latency"),
 }  # fmt: skip
 MAX_STEPS = 400
+DOUBT = "#B34700"
 WORDS = 46
 
 
@@ -163,11 +164,12 @@ def step_parts(source: Any, *, rank: int | None = None, title: str = "Where each
                 marker=marker,
                 hovertemplate="step %{x}: %{y:,.1f} µs<extra>" + said + "</extra>",
             )
-    lost = rows[rows["compute_us"].isna() & rows["period_us"].notna()]
+    lost = rows[rows["compute_us"].isna()]
     if len(lost):
         figure.add_bar(
-            x=lost["step"].astype(str), y=lost["period_us"], name="⚠ withheld", hovertext=lost["withheld"], hovertemplate="%{hovertext}<extra></extra>",
-            marker={"color": "white", "line": {"color": "#B34700", "width": 1.5}},
+            x=lost["step"].astype(str), y=lost["period_us"].fillna(0.0), name="⚠ withheld", hovertext=lost["withheld"],
+            hovertemplate="%{hovertext}<extra></extra>", text=["⚠"] * len(lost), textposition="outside", textfont={"size": 16, "color": DOUBT},
+            marker={"color": "white", "line": {"color": DOUBT, "width": 1.5}},
         )  # fmt: skip
     figure.update_layout(barmode="stack", bargap=0.25, margin={"b": 84})
     figure.update_xaxes(
@@ -177,6 +179,8 @@ def step_parts(source: Any, *, rank: int | None = None, title: str = "Where each
     notes = [f"rank {rank}, profiled captures"] + [f"the first {MAX_STEPS} of {len(table)} steps"] * (
         len(table) > MAX_STEPS
     )
-    if len(lost):
-        notes.append(f"⚠ {len(lost)} step{'s' * (len(lost) > 1)} withheld: {lost['withheld'].iloc[0]}")
+    notes += [
+        f"⚠ step{'s' * (len(mine) > 1)} {', '.join(map(str, mine['step'].head(8)))} withheld: {why}"
+        for why, mine in lost.groupby("withheld", sort=False)
+    ]
     return titled(figure, title, " · ".join(notes), height=340)

@@ -19,7 +19,13 @@ each = pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda p: p.stem)
 
 
 def test_they_are_there():
-    assert [p.stem for p in NOTEBOOKS] == ["01_quickstart", "02_ep1_regression", "03_tensorboard", "04_cuda_graphs"]
+    assert [p.stem for p in NOTEBOOKS] == [
+        "01_quickstart",
+        "02_ep1_regression",
+        "03_tensorboard",
+        "04_cuda_graphs",
+        "06_open_your_trace",
+    ]
 
 
 @each

@@ -13,6 +13,7 @@ from dspark_lab.analysis.comm import clocks
 from dspark_lab.errors import LabError
 from dspark_lab.trace import Trace, TraceSet
 from dspark_lab.view.browse.tracks import Names, Track, tracks_of
+from dspark_lab.view.rows import records
 
 
 @dataclass(frozen=True, eq=False)
@@ -221,18 +222,17 @@ def _bands(trace: Trace, zero: int) -> tuple[tuple[int, int, str], ...]:
     """Steps whose device events are not all there, on the device's clock where it has any event of them, else on the host's."""
     if trace.is_cpu_only or not len(trace.steps()):
         return ()
-    missing: dict[int, str] = {}
-    if trace.integrity.num_launches_without_device_events or trace.integrity.num_incomplete_replays:
+    report, missing = trace.integrity, {}
+    if report.num_launches_without_device_events or report.num_incomplete_replays or report.truncated:
         withheld = breakdown(trace)
         missing |= dict(zip(withheld["step"].tolist(), withheld["withheld"].tolist(), strict=True))
-    missing |= dict.fromkeys(trace.integrity.steps_without_device_events, "no device events")
+    missing |= dict.fromkeys(report.steps_without_device_events, "no device events")
     out = []
-    rows = trace.steps()
-    for step, host, host_end, device, period in zip(
-        rows["step"], rows["host_start_ns"], rows["host_end_ns"], rows["device_start_ns"], rows["period_us"], strict=True
-    ):  # fmt: skip
-        if why := missing.get(step, ""):
-            on_device = device > 0 and np.isfinite(period) and period > 0
-            a, b = (device, device + period * 1e3) if on_device else (host, host_end)
-            out.append((int(a) - zero, int(b) - zero, f"step {step}: {why}"))
+    for r in records(trace.steps()):
+        if why := missing.get(r["step"], ""):
+            a, b = r["host_start_ns"], r["host_end_ns"]
+            if r["device_start_ns"] > 0:  # to the next step on the device, else to where its record ends
+                a, us = r["device_start_ns"], r["period_us"] if np.isfinite(r["period_us"]) else r["gpu_span_us"]
+                b = a + us * 1e3 if us > 0 else b
+            out.append((int(a) - zero, int(max(a, b)) - zero, f"step {r['step']}: {why}"))
     return tuple(out)

@@ -205,13 +205,15 @@ def _streams(trace: Trace, group: int, zero: int, names: Names) -> list[Track]:
     talks = comm_labels(device["name"]) != ""
     colour = np.where(~kernel, CODE["copy"], np.where(talks, CODE["communication"], CODE["compute"]))
     code, start, end = names.of(device["name"]), device["ts_ns"].to_numpy(), device["end_ns"].to_numpy()
-    of = list(zip(device["device"].tolist(), device["stream"].tolist(), strict=True))
-    ids, where = np.unique(device["device"].to_numpy() * (1 << 32) + device["stream"].to_numpy(), return_inverse=True)
+    several = len(np.unique(device["device"].to_numpy())) > 1
+    ids, where = np.unique(
+        device["device"].to_numpy().astype(np.int64) * (1 << 32) + device["stream"].to_numpy(), return_inverse=True
+    )
     out = []
     for i in range(len(ids)):
         rows = np.flatnonzero(where == i)
-        number, stream = of[int(rows[0])]
-        label = f"device {number} stream {stream}" if len({d for d, _ in set(of)}) > 1 else f"stream {stream}"
+        number, stream = int(device["device"].iloc[rows[0]]), int(device["stream"].iloc[rows[0]])
+        label = f"device {number} stream {stream}" if several else f"stream {stream}"
         out.append(
             _track(
                 start=start[rows], end=end[rows], colour=colour[rows], name=code[rows], index=rows, label=label, kind="stream", group=group,

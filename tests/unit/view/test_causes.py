@@ -64,11 +64,24 @@ def test_a_step_whose_parts_are_withheld_is_an_outline(hostile: Path) -> None:
     figure = lab.plot.step_parts(hostile / "hugedur")
     lost = next(t for t in figure.data if t.name == "⚠ withheld")
     assert list(lost.x) == ["6"]
+    assert list(lost.text) == ["⚠"]
     assert lost.marker.color == "white"
     assert "withheld" in figure.layout.title.text
     with pytest.raises(LabError, match="rank=7 is not in the trace; it has 0"):
         lab.plot.step_parts(hostile / "ok", rank=7)
     assert "No step" in lab.plot.step_parts(hostile / "metaonly").layout.annotations[0].text
+
+
+def test_steps_beyond_the_cut_of_a_file_are_marked(tmp_path: Path) -> None:
+    whole = lab.sample_traces()["sglang_after"].read_bytes()
+    path = tmp_path / "cut.json.gz"
+    path.write_bytes(whole[: len(whole) * 3 // 5])
+    figure = lab.plot.step_parts(path)
+    lost = next(t for t in figure.data if t.name == "⚠ withheld")
+    assert list(lost.x) == ["4", "5", "6", "7"]
+    assert "⚠ steps 4, 5, 6, 7 withheld" in figure.layout.title.text
+    bands = lab.browse(path).scene.groups[0].bands
+    assert [why[:6] for _, _, why in bands] == ["step 4", "step 5", "step 6", "step 7"]
 
 
 @pytest.mark.parametrize(

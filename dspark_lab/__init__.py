@@ -41,6 +41,8 @@ _NAMES: dict[str, str] = {
     "lost_by_site": "dspark_lab.analysis.syncs",
     "diff": "dspark_lab.analysis.diff",
     "whatif": "dspark_lab.analysis.whatif",
+    "ranks": "dspark_lab.analysis.ranks",
+    "merged": "dspark_lab.analysis.ranks",
     # out
     "to_tensorboard": "dspark_lab.export.tensorboard",
     "to_perfetto": "dspark_lab.export.perfetto",

@@ -9,7 +9,7 @@ test: its error stands beside every prediction.
 from __future__ import annotations
 
 import re
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -44,7 +44,7 @@ class Edit:
 
     drop: kinds of waits that no longer hold the host; drop_site restricts them to one site (and takes any kind). Kernels and copies whose
     names match are removed, with their launch call where nothing else hangs on it. Factors scale kernels by pattern, the host's time
-    between calls, and the calls themselves (``launch_cost``: the profiler's cost on host calls, where you know it).
+    between calls, and the calls themselves (``launch_cost``: the profiler's cost on host calls, where you know it). ranks: only on these.
     """
 
     drop: tuple[str, ...] = ()
@@ -54,6 +54,7 @@ class Edit:
     scale_kernel: Mapping[str, float] = field(default_factory=dict)
     scale_host: float = 1.0
     launch_cost: float = 1.0
+    ranks: tuple[int, ...] | None = None
 
     def __str__(self) -> str:
         said = []
@@ -72,7 +73,8 @@ class Edit:
             for what, f in (("host time", self.scale_host), ("call cost", self.launch_cost))
             if f != 1.0
         ]
-        return "; ".join(said) or "unedited"
+        on = "" if self.ranks is None else f" on rank{'s' * (len(self.ranks) > 1)} {', '.join(map(str, self.ranks))}"
+        return "; ".join(said) + on if said else "unedited"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -155,6 +157,7 @@ def whatif(
     scale_kernel: Mapping[str, float] | None = None,
     scale_host: float = 1.0,
     launch_cost: float = 1.0,
+    ranks: Sequence[int] | None = None,
     num_edits: int = 10,
     comm_patterns: Mapping[str, str] | None = None,
 ) -> WhatIf:
@@ -167,6 +170,7 @@ def whatif(
         drop_kernel, drop_copy: remove kernels or copies whose name matches this regular expression.
         scale_kernel: ``{regular expression: factor}`` on durations.
         scale_host, launch_cost: factors on the host's time between calls, and on calls (the profiler's cost, if you know it).
+        ranks: edit only these ranks, such as the straggler that `ranks` names; what the others then wait less for it is in the prediction.
         num_edits: how many single edits to try and rank; 0 for none.
 
     Raises:
@@ -178,6 +182,9 @@ def whatif(
         if not (np.isfinite(factor) and factor >= 0):
             raise LabError(f"{what}={factor} is no factor; give a number from 0 on.")
     model = _Model(open_trace(source), comm_patterns)
+    for rank in ranks if ranks is not None else ():
+        if rank not in model.ranks:
+            raise unknown("ranks", rank, model.ranks)
     edit = Edit(
         drop=DROPS[drop],
         drop_site=model.site(drop_site) if drop_site is not None else None,
@@ -186,6 +193,7 @@ def whatif(
         scale_kernel=dict(scale_kernel or {}),
         scale_host=scale_host,
         launch_cost=launch_cost,
+        ranks=tuple(ranks) if ranks is not None else None,
     )
     for p in edit.scale_kernel:
         model.pattern("scale_kernel", p, ("kernel",))
@@ -276,7 +284,10 @@ class _Model:
         raise LabError(f"{what}={pattern!r} matches nothing in the trace.")
 
     def run(self, edit: Edit) -> _Outcome:
-        going = {r: one.replay(edit) for r, one in self.ranks.items()}
+        plain = Edit()
+        going = {
+            r: one.replay(edit if edit.ranks is None or r in edit.ranks else plain) for r, one in self.ranks.items()
+        }
         waiting: dict[int, int] = {}
         for r, g in list(going.items()):
             got = next(g, None)

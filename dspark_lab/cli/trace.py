@@ -100,6 +100,23 @@ def waits(
 
 
 @app.command()
+def ranks(
+    path: Path_, step_pattern: Pattern = None, no_cache: NoCache = False, strict: Strict = False, json_: Json = False
+) -> None:
+    """Of a folder of ranks: how far their clocks are apart, who comes last to collectives, what the others wait for it."""
+    import dspark_lab as lab
+
+    opened = _open(path, step_pattern, no_cache)
+    found = lab.ranks(opened)
+    if json_:
+        show(found.to_dict(), True)
+    else:
+        say(found.sentence)
+        show(found.ranks, False)
+    _judge(strict, opened)
+
+
+@app.command()
 def diff(
     before: Before,
     after: After,
@@ -134,6 +151,7 @@ def whatif(
     launch_cost: Annotated[
         float, typer.Option(help="Factor on host calls: the profiler's cost, where you know it.")
     ] = 1.0,
+    rank: Annotated[list[int] | None, typer.Option(help="Edit only this rank; may be given several times.")] = None,
     step_pattern: Pattern = None,
     no_cache: NoCache = False,
     strict: Strict = False,
@@ -145,7 +163,7 @@ def whatif(
     opened = _open(path, step_pattern, no_cache)
     found = lab.whatif(
         opened, drop=drop, drop_site=drop_site, drop_kernel=drop_kernel, drop_copy=drop_copy, scale_host=scale_host,
-        launch_cost=launch_cost,
+        launch_cost=launch_cost, ranks=rank or None,
     )  # fmt: skip
     if json_:
         show(found.to_dict(), True)

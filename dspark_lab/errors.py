@@ -14,6 +14,10 @@ class RunFailed(LabError):
     """A job ended before its time; the text names the rank, the phase and the log."""
 
 
+class RanksDisagree(RunFailed):
+    """Ranks are about to do different things, which would hang; the text names the first differing value and the rank."""
+
+
 def nearest(value: object, legal: Iterable[object]) -> str:
     """Returns " Did you mean 'x'?" for the legal value closest to ``value``, or an empty string."""
     close = get_close_matches(str(value), [str(x) for x in legal], n=1, cutoff=0.5)

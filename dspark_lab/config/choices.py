@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
+from functools import cache
+from importlib.metadata import entry_points
 
 from dspark_lab.errors import LabError, unknown
 
@@ -10,7 +13,15 @@ DEVICES = ("auto", "cpu", "cuda")
 DTYPES = ("float32", "bfloat16")
 WEIGHTS = ("bigram", "random", "checkpoint")
 MARKOV_HEADS = ("none", "vanilla")
-PLACEMENTS = ("contiguous", "round_robin")
+PLACEMENTS = ("contiguous", "round_robin", "balanced")
+DISPATCHERS = ("all_reduce", "all_gather", "all_to_all", "symm_mem")
+"""Those that come with the lab; other packages bring more, see `ep.registry`."""
+NEED_ALIKE = ("all_reduce",)
+"""Dispatchers that want all rows on every rank."""
+TAKE_BOTH = ("symm_mem",)
+"""Dispatchers that have a way of their own for rows that are alike; the others are handed chunks of them."""
+PADDING_POLICIES = ("mask", "zero", "ignore")
+EXPERT_LOADS = ("own", "uniform", "zipf", "one_hot", "adversarial")
 VERIFY = ("static", "threshold")
 LAYOUTS = ("padded",)
 TRANSFERS = ("none", "blocking", "non_blocking", "pinned", "persistent", "graph_slot")
@@ -67,3 +78,16 @@ def alloc_name(transfer: str, guard: str) -> str:
             return name
     parse_alloc(f"{transfer}:{guard}")
     return f"{transfer}:{guard}"
+
+
+@cache
+def foreign_dispatchers() -> dict[str, str]:
+    """Name → ``module:callable`` of the dispatchers that installed packages declare."""
+    return {e.name: e.value for e in entry_points(group="dspark_lab.dispatchers")}
+
+
+def is_dispatcher(name: object) -> bool:
+    """Whether ``name`` may stand in a config: a known dispatcher, or ``package.module:callable``."""
+    if not isinstance(name, str):
+        return False
+    return name in DISPATCHERS or name in foreign_dispatchers() or re.fullmatch(r"[\w.]+:\w+", name) is not None

@@ -19,6 +19,7 @@ AT_LEAST: dict[str, int] = {
     "tp_size": 1,
     "attn_dp": 1,
     "moe_dp": 1,
+    "num_redundant_experts": 0,
     "prompt_len": 1,
     "max_new_tokens": 1,
     "context_len": 1,
@@ -46,6 +47,8 @@ LEGAL: dict[str, tuple[str, ...]] = {
     "weights": choices.WEIGHTS,
     "markov_head": choices.MARKOV_HEADS,
     "placement": choices.PLACEMENTS,
+    "expert_load": choices.EXPERT_LOADS,
+    "padding_policy": choices.PADDING_POLICIES,
     "alloc": tuple(choices.ALLOCS),
 }
 """Texts that are one of a few; `alloc` may also be ``"transfer:guard"``."""

@@ -87,6 +87,14 @@ class ParallelConfig:
     attn_dp: int = 1
     moe_dp: int = 1
     placement: str = "contiguous"
+    num_redundant_experts: int = 0
+    """Copies of experts beyond one of each, in every MoE layer."""
+    expert_load: str = "own"
+    """What ``placement="balanced"`` spreads: ``own`` is counted over the first steps, before anything is measured; else a made load."""
+    dispatcher: str = "all_reduce"
+    """How rows reach their experts' ranks at ep_size above 1; a name of `ep.registry`."""
+    capacity_factor: float = 1.0
+    """Rows that a rank can send to one other in graphs, as a share of its padded rows: ``all_to_all`` only. 1 always suffices."""
 
     @property
     def world_size(self) -> int:
@@ -96,6 +104,11 @@ class ParallelConfig:
     def replicas(self) -> int:
         """Copies of the attention weights' layout: world / (attn_dp·tp_size)."""
         return self.world_size // (self.attn_dp * self.tp_size)
+
+    @property
+    def rows_ranks(self) -> int:
+        """Ranks that hold the same rows: world / attn_dp."""
+        return self.world_size // self.attn_dp
 
     @property
     def moe_tp(self) -> int:
@@ -111,6 +124,8 @@ class EngineConfig:
     batch_size: int = 1
     alloc: str = "on_demand"
     mask_padding: bool = True
+    padding_policy: str = "mask"
+    """What the router does with padded rows where the mask is compiled in; dispatchers drop them under each."""
     verify: str = "static"
     confidence_threshold: float = 0.0
     layout: str = "padded"

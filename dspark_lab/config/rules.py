@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from dspark_lab.config.choices import parse_alloc
+from dspark_lab.config.choices import DISPATCHERS, foreign_dispatchers, is_dispatcher, parse_alloc
 from dspark_lab.config.kinds import LEGAL, check_fields, shown
 from dspark_lab.config.parts import DecoderConfig
 from dspark_lab.errors import LabError, unknown
@@ -76,6 +76,8 @@ def _choices(cfg: LabConfig) -> None:
             if name in LEGAL and name != "alloc" and value not in LEGAL[name]:
                 raise unknown(name, value, LEGAL[name])
     parse_alloc(e.alloc)
+    if not is_dispatcher(p.dispatcher):
+        raise unknown("dispatcher", p.dispatcher, [*DISPATCHERS, *foreign_dispatchers(), "package.module:callable"])
 
 
 def _numbers(cfg: LabConfig) -> None:
@@ -100,17 +102,29 @@ def _experts(cfg: LabConfig) -> None:
         raise LabError(
             f"ep_size={ep} needs experts to share out, and neither target nor drafter has any; choose ep_size=1."
         )
+    redundant = cfg.parallel.num_redundant_experts
     for who, decoder in (("target", cfg.model.target), ("drafter", cfg.model.draft)):
-        if decoder.num_experts and decoder.num_experts % ep:
-            raise _does_not_divide(ep, who, decoder)
+        if decoder.num_experts and (decoder.num_experts + redundant) % ep:
+            raise _does_not_divide(ep, who, decoder, redundant)
+        if decoder.num_experts and redundant > decoder.num_experts * (ep - 1):
+            raise LabError(
+                f"num_redundant_experts={redundant} is over {decoder.num_experts * (ep - 1)}: a copy of each of the {who}'s "
+                f"{decoder.num_experts} experts on each of {ep} ranks."
+            )
+    if not 0 < cfg.parallel.capacity_factor <= 1:
+        raise LabError(
+            f"capacity_factor={cfg.parallel.capacity_factor!r} is not above 0 and at most 1; "
+            "1 has room for every row on every rank."
+        )
 
 
-def _does_not_divide(ep: int, who: str, decoder: DecoderConfig) -> LabError:
+def _does_not_divide(ep: int, who: str, decoder: DecoderConfig, redundant: int) -> LabError:
     n = decoder.num_experts
-    redundant = -n % ep
+    more = -n % ep
+    given = f" and {redundant} redundant ones" if redundant else ""
     return LabError(
-        f"ep_size={ep} does not divide the {who}'s {n} experts; sizes that do: {_common_divisors(n)}. "
-        f"With {redundant} redundant expert{'s' * (redundant > 1)} ({n + redundant} in all) it would divide."
+        f"ep_size={ep} does not divide the {who}'s {n} experts{given}; sizes that do: {_common_divisors(n)}. "
+        f"With {more} redundant expert{'s' * (more != 1)} ({n + more} in all) it would divide: num_redundant_experts={more}."
     )
 
 

@@ -1,20 +1,20 @@
-"""Expert parallelism behind one interface: `dispatch` says which rows are this rank's, `combine` puts the outputs together."""
+"""How rows reach the ranks of their experts and outputs come back: `dispatch`, then the experts, then `combine`.
+
+Here: the interface, what all dispatchers share, and the two that send nothing on the way there.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
-from dspark_lab.config.parts import ParallelConfig
 from dspark_lab.device import phase
 from dspark_lab.ep.groups import RankGroup
-from dspark_lab.errors import LabError
-from dspark_lab.plan.padding import enable_num_token_non_padded
-from dspark_lab.plan.placement import Placement, place
+from dspark_lab.plan.placement import Placement
 
 DROPPED = -1
 """The expert id of a row that nobody computes here: padding, or another rank's expert."""
@@ -22,34 +22,69 @@ DROPPED = -1
 
 @dataclass(frozen=True, kw_only=True)
 class Dispatched:
-    """What `dispatch` hands to the experts of one rank."""
+    """What `dispatch` hands to the experts of one rank. R rows: its own T, or those that others sent."""
 
     x: Tensor
-    """[T, H] rows."""
+    """[R, H] rows."""
     local_ids: Tensor
-    """[T, k] int64 index among this rank's experts, or −1: dropped before any counting."""
+    """[R, k] int64 index among this rank's experts, or −1: dropped before any counting."""
     topk_weights: Tensor
-    """[T, k]."""
+    """[R, k]."""
+    rows_to: Tensor | None = None
+    """[ep_size] int64 rows that this rank sent to each, itself included; None where every rank gets the same."""
+    state: Any = None
+    """What the dispatcher's own `combine` has to know."""
 
 
 class Dispatcher(Protocol):
-    """How rows reach the experts' ranks and outputs come back."""
+    """How rows reach the experts' ranks and outputs come back.
+
+    A rank that computes nothing joins every collective. Padded rows are never computed and come back as exactly 0, whatever
+    they hold. Optional, beside the two methods: ``local_table`` [num_experts] int64 (local index or −1), with which a
+    router may make `Dispatched` itself; ``overflow`` [1] int64 on the device, rows lost so far for want of room;
+    ``wire_bytes(num_rows)``, what a dispatch and combine of so many rows sends whatever is in them; and ``bytes_a_row``,
+    what each row of `Dispatched.rows_to` that leaves this rank sends beside.
+    """
 
     def dispatch(self, x: Tensor, topk_ids: Tensor, topk_weights: Tensor, count: Tensor | None) -> Dispatched:
-        """Rows ``x`` [T, H] with ``topk_ids`` [T, k] (logical experts); ``count``: rows from there on are padding."""
+        """Rows ``x`` [T, H] with ``topk_ids`` [T, k] (logical experts; −1: none) and ``topk_weights`` [T, k].
+
+        ``count``: one int32 on the device; rows from there on are padding. None: all are real.
+        """
         ...
 
     def combine(self, y: Tensor, handle: Dispatched) -> Tensor:
-        """This rank's share ``y`` [T, H] of the layer's output to the whole output [T, H]."""
+        """What the experts made of ``handle.x``, ``y`` [R, H], to the layer's whole output [T, H] of this rank's rows."""
         ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class EpContext:
+    """All that a dispatcher of one layer is made from."""
+
+    placement: Placement
+    ep_rank: int
+    ranks: RankGroup
+    """All ranks of the layer. Rank r is EP rank r where no expert is shared, which all but ``all_reduce`` need."""
+    rows_alike: bool
+    """Whether all ranks hold the same rows (attention replicated or cut by heads), or each its own (attention DP)."""
+    topk: int
+    hidden_size: int
+    dtype: torch.dtype
+    device: torch.device
+    fixed_sizes: bool = False
+    """Whether shapes must not depend on values: inside CUDA graphs."""
+    capacity_factor: float = 1.0
 
 
 class LocalDispatcher:
     """EP1: all experts are here, or this rank's part of each. No table, ids untouched, and ``count`` is never read."""
 
-    def __init__(self, all_reduce: Callable[[Tensor], Any] | None = None) -> None:
+    def __init__(self, all_reduce: Callable[[Tensor], Any] | None = None, ring_bytes: float = 0.0) -> None:
         self.all_reduce = all_reduce
         """Adds up the parts of the experts; None where they are whole."""
+        self.ring_bytes = ring_bytes
+        """What a row of that sends."""
 
     def dispatch(self, x: Tensor, topk_ids: Tensor, topk_weights: Tensor, count: Tensor | None) -> Dispatched:
         return Dispatched(x=x, local_ids=topk_ids, topk_weights=topk_weights)
@@ -60,6 +95,9 @@ class LocalDispatcher:
                 self.all_reduce(y)
         return y
 
+    def wire_bytes(self, num_rows: int) -> int:
+        return round(num_rows * self.ring_bytes)
+
 
 class AllReduceDispatcher:
     """Every rank has all rows and computes those of its own experts, or of its parts of them.
@@ -67,91 +105,79 @@ class AllReduceDispatcher:
     One all-reduce of the layer's output adds up experts and parts alike.
     """
 
-    def __init__(
-        self, placement: Placement, ep_rank: int, all_reduce: Callable[[Tensor], Any], device: torch.device | str
-    ) -> None:
-        self.all_reduce = all_reduce
-        self.num_local = placement.num_local
-        self.first = ep_rank * placement.num_local
-        self.physical = torch.tensor(placement.logical_to_physical, dtype=torch.int64, device=device)
+    def __init__(self, context: EpContext) -> None:
+        self.ranks = context.ranks
+        self.ring_bytes = ring_bytes(context.ranks.size, context.hidden_size * context.dtype.itemsize)
+        self.table = ExpertTable(context.placement, context.device)
+        self.first, self.num_local = context.ep_rank * context.placement.num_local, context.placement.num_local
+        self.local_table = self.table.local(self.first)
 
     def dispatch(self, x: Tensor, topk_ids: Tensor, topk_weights: Tensor, count: Tensor | None) -> Dispatched:
         with phase("ep::dispatch"):
-            physical = mask_padded(self.physical[topk_ids], count)
-            local_ids = keep_range(physical, self.first, self.num_local)
+            local_ids = keep_range(self.table.physical(topk_ids, count), self.first, self.num_local)
             return Dispatched(x=x, local_ids=local_ids, topk_weights=topk_weights)
 
     def combine(self, y: Tensor, handle: Dispatched) -> Tensor:
         with phase("ep::combine"):
-            self.all_reduce(y)
+            self.ranks.all_reduce(y)
             return y
+
+    def wire_bytes(self, num_rows: int) -> int:
+        return round(num_rows * self.ring_bytes)
+
+
+def ring_bytes(num_ranks: int, row_bytes: int) -> float:
+    """What one rank sends for a row in an all-reduce, as a ring sends it: 2·(n−1)/n of the row."""
+    return 2 * (num_ranks - 1) / num_ranks * row_bytes
+
+
+class ExpertTable:
+    """Logical experts to physical ones on the device; of several copies each row takes the one whose turn it is."""
+
+    def __init__(self, placement: Placement, device: torch.device) -> None:
+        copies = placement.copies
+        most = max(map(len, copies))
+        table = [[c[turn % len(c)] for c in copies] for turn in range(most)]
+        self._placement, self._device = placement, device
+        self._physical = torch.tensor(table, dtype=torch.int64, device=device)
+        self._num_copies = torch.tensor([len(c) for c in copies], device=device) if most > 1 else None
+
+    def physical(self, topk_ids: Tensor, count: Tensor | None) -> Tensor:
+        """[T, k] physical ids of ``topk_ids`` [T, k]; −1 stays −1, and rows from ``count`` on become −1.
+
+        The mask comes after the map: a table indexed with −1 would give its last entry, a real expert.
+        """
+        there = topk_ids.clamp(min=0)
+        if self._num_copies is None:
+            physical = self._physical[0][there]
+        else:
+            rows = torch.arange(topk_ids.shape[0], device=topk_ids.device)[:, None]
+            physical = self._physical[rows % self._num_copies[there], there]
+        return mask_padded(torch.where(topk_ids >= 0, physical, DROPPED), count)
+
+    def local(self, first: int) -> Tensor | None:
+        """[num_experts] local index of each logical expert on the rank whose physical ids begin at ``first``, or −1.
+
+        None where experts have copies, of which the row decides.
+        """
+        if self._num_copies is not None:
+            return None
+        return keep_range(self._physical[0], first, self._placement.num_local)
 
 
 def mask_padded(topk_ids: Tensor, count: Tensor | None) -> Tensor:
-    """``topk_ids`` [T, k] with −1 in rows i >= ``count`` (one int32 on the device); as it is where ``count`` is None.
-
-    Comes after the map to physical ids: a table indexed with −1 would give its last entry, a real expert.
-    """
+    """``topk_ids`` [T, k] with −1 in rows i >= ``count`` (one int32 on the device); as it is where ``count`` is None."""
     if count is None:
         return topk_ids
-    rows = torch.arange(topk_ids.shape[0], device=topk_ids.device)[:, None]
-    return torch.where(rows < count.reshape(1, 1), topk_ids, DROPPED)
+    return torch.where(real_rows(topk_ids.shape[0], count), topk_ids, DROPPED)
+
+
+def real_rows(num_rows: int, count: Tensor) -> Tensor:
+    """[num_rows, 1] bool: rows before ``count``."""
+    return torch.arange(num_rows, device=count.device)[:, None] < count.reshape(1, 1)
 
 
 def keep_range(physical: Tensor, first: int, num_local: int) -> Tensor:
     """Physical ids to indices from 0 among ``first`` … ``first + num_local - 1``; −1 outside and where it was −1."""
     local = physical - first
     return torch.where((physical >= first) & (local < num_local), local, DROPPED)
-
-
-@dataclass(frozen=True, kw_only=True)
-class ExpertGroup:
-    """One rank's part in the experts, as every MoE layer of target and drafter needs it."""
-
-    parallel: ParallelConfig = field(default_factory=ParallelConfig)
-    ep_rank: int = 0
-    moe_tp_rank: int = 0
-    """Which part of each of its experts the rank holds."""
-    mask_padding: bool = True
-    all_reduce: Callable[[Tensor], Any] | None = None
-    """Adds a tensor up over all ranks of the layer, in place; needed where there is more than one."""
-
-    @classmethod
-    def of(cls, parallel: ParallelConfig, moe: RankGroup, *, mask_padding: bool = True) -> ExpertGroup:
-        """The part of rank ``moe.rank``: the ranks that share an expert are neighbours."""
-        ep_rank, moe_tp_rank = divmod(moe.rank, parallel.moe_tp)
-        return cls(
-            parallel=parallel,
-            ep_rank=ep_rank,
-            moe_tp_rank=moe_tp_rank,
-            mask_padding=mask_padding,
-            all_reduce=moe.all_reduce if moe.size > 1 else None,
-        )
-
-    def __post_init__(self) -> None:
-        ep, moe_tp = self.parallel.ep_size, self.parallel.moe_tp
-        if not 0 <= self.ep_rank < ep:
-            raise LabError(f"ep_rank={self.ep_rank} is not within 0 to {ep - 1} (ep_size={ep}).")
-        if not 0 <= self.moe_tp_rank < moe_tp:
-            raise LabError(f"moe_tp_rank={self.moe_tp_rank} is not within 0 to {moe_tp - 1} (moe_tp={moe_tp}).")
-        if self.num_ranks > 1 and self.all_reduce is None:
-            wants = f"ep_size={ep}" if ep > 1 else f"tp_size={self.parallel.tp_size}"
-            raise LabError(f"{wants} needs a process group to add up the ranks' outputs, and there is none.")
-
-    @property
-    def num_ranks(self) -> int:
-        """Ranks whose outputs are added up: ep_size · moe_tp."""
-        return self.parallel.ep_size * self.parallel.moe_tp
-
-    @property
-    def reads_scalar(self) -> bool:
-        """Whether MoE layers read `num_token_non_padded`: the predicate holds and the mask is compiled in."""
-        return enable_num_token_non_padded(self.parallel) and self.mask_padding
-
-    def placement(self, num_experts: int) -> Placement:
-        return place(self.parallel.placement, num_experts, self.parallel.ep_size)
-
-    def dispatcher(self, num_experts: int, device: torch.device | str) -> Dispatcher:
-        if self.all_reduce is None or self.parallel.ep_size == 1:
-            return LocalDispatcher(self.all_reduce)
-        return AllReduceDispatcher(self.placement(num_experts), self.ep_rank, self.all_reduce, device)

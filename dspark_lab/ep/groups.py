@@ -11,13 +11,12 @@ import torch.distributed as dist
 from torch import Tensor
 
 from dspark_lab.config.parts import ParallelConfig
+from dspark_lab.ep.control import WAIT_LIMIT_S, Control
 from dspark_lab.errors import LabError
-
-TIMEOUT = timedelta(seconds=60)
 
 
 class RankGroup(Protocol):
-    """Ranks that share a layer. Both collectives have fixed shapes and never wait for the host, so graphs may hold them."""
+    """Ranks that share a layer. Collectives of fixed shapes never wait for the host, so graphs may hold them."""
 
     @property
     def rank(self) -> int: ...
@@ -33,6 +32,17 @@ class RankGroup(Protocol):
         """[size, *shape]: the ``tensor`` of every rank, in order of rank."""
         ...
 
+    def reduce_scatter(self, tensor: Tensor) -> Tensor:
+        """[*shape]: block ``rank`` of ``tensor`` [size, *shape], summed over the ranks."""
+        ...
+
+    def all_to_all(self, tensor: Tensor, send: list[int] | None = None, receive: list[int] | None = None) -> Tensor:
+        """Rows of ``tensor`` [R, …], the first ``send[0]`` to rank 0 and so on, for ``receive[r]`` rows from each rank r.
+
+        None: equal parts both ways, which is the form that graphs may hold.
+        """
+        ...
+
 
 class OneRank:
     """A group of one: nothing is sent."""
@@ -44,6 +54,12 @@ class OneRank:
 
     def all_gather(self, tensor: Tensor) -> Tensor:
         return tensor[None]
+
+    def reduce_scatter(self, tensor: Tensor) -> Tensor:
+        return tensor[0]
+
+    def all_to_all(self, tensor: Tensor, send: list[int] | None = None, receive: list[int] | None = None) -> Tensor:
+        return tensor
 
 
 ONE_RANK = OneRank()
@@ -65,18 +81,45 @@ class ProcessRanks:
         dist.all_gather_into_tensor(out, tensor.contiguous()[None], group=self.group)  # gloo wants equal dimensions
         return out
 
+    def reduce_scatter(self, tensor: Tensor) -> Tensor:
+        if dist.get_backend(self.group) == "gloo":  # has none that takes every dtype
+            return self.all_reduce(tensor.contiguous())[self.rank]
+        out = tensor.new_empty(tensor.shape[1:])
+        dist.reduce_scatter_tensor(out, tensor.contiguous(), group=self.group)
+        return out
+
+    def all_to_all(self, tensor: Tensor, send: list[int] | None = None, receive: list[int] | None = None) -> Tensor:
+        num_rows = tensor.shape[0] if receive is None else sum(receive)
+        out = tensor.new_empty(num_rows, *tensor.shape[1:])
+        dist.all_to_all_single(out, tensor.contiguous(), receive, send, group=self.group)
+        return out
+
 
 @dataclass(frozen=True, kw_only=True)
 class ParallelGroups:
-    """One rank's groups. World rank r is rank r mod tp_size of its TP group; experts lie over the whole world."""
+    """One rank's groups. World rank r is rank r mod tp_size of its TP group; experts lie over the whole world.
+
+    Ranks of one attention replica are neighbours: rank r serves the requests of replica r // rows.size.
+    """
 
     tp: RankGroup = ONE_RANK
     """Ranks that share attention, dense MLPs and the vocabulary."""
     moe: RankGroup = ONE_RANK
     """All ranks: EP rank r // moe_tp, and shard r mod moe_tp of each of its experts."""
+    rows: RankGroup = ONE_RANK
+    """Ranks that hold the same rows: world / attn_dp, its TP group or several copies of it."""
+    control: Control | None = None
+    """What all ranks tell each other on the host; None for one rank."""
+
+    @property
+    def replica(self) -> int:
+        """Which attention replica this rank is of: 0 to attn_dp − 1."""
+        return self.moe.rank // self.rows.size
 
 
-def process_groups(parallel: ParallelConfig, device: torch.device | str) -> ParallelGroups:
+def process_groups(
+    parallel: ParallelConfig, device: torch.device | str, *, wait_limit_s: float = WAIT_LIMIT_S
+) -> ParallelGroups:
     """The groups of this process in the default process group; a collective call where ranks have to make a group.
 
     Every group has sent something on return: NCCL sets up a communicator at its first use, which no graph can capture.
@@ -85,7 +128,8 @@ def process_groups(parallel: ParallelConfig, device: torch.device | str) -> Para
     if parallel.world_size == 1:
         return ParallelGroups()
     if not dist.is_available() or not dist.is_initialized():
-        wants = f"tp_size={parallel.tp_size}" if parallel.tp_size > 1 else f"ep_size={parallel.ep_size}"
+        sizes = {"tp_size": parallel.tp_size, "ep_size": parallel.ep_size, "attn_dp": parallel.attn_dp}
+        wants = next(f"{name}={size}" for name, size in sizes.items() if size > 1)
         raise LabError(
             f"{wants} needs a process group of {parallel.world_size} ranks, and there is none; lab.run starts them."
         )
@@ -97,22 +141,27 @@ def process_groups(parallel: ParallelConfig, device: torch.device | str) -> Para
     world = dist.group.WORLD
     assert world is not None
     moe = ProcessRanks(world)
-    groups = ParallelGroups(tp=_tp_ranks(parallel, moe), moe=moe)
-    for group in (groups.tp, groups.moe):
+    limit = timedelta(seconds=wait_limit_s)
+    tp = neighbours(parallel.tp_size, moe, limit)
+    rows = tp if parallel.rows_ranks == parallel.tp_size else neighbours(parallel.rows_ranks, moe, limit)
+    host = dist.new_group(backend="gloo", timeout=limit)
+    assert isinstance(host, dist.ProcessGroup)
+    groups = ParallelGroups(tp=tp, moe=moe, rows=rows, control=Control(host, limit_s=wait_limit_s))
+    for group in {id(g): g for g in (tp, moe, rows)}.values():
         group.all_reduce(torch.zeros(1, device=device))
     return groups
 
 
-def _tp_ranks(parallel: ParallelConfig, world: ProcessRanks) -> RankGroup:
-    """This rank's TP group: none at TP1, the world itself where it is all of it, else a group for each replica."""
-    if parallel.tp_size == 1:
+def neighbours(size: int, world: ProcessRanks, limit: timedelta) -> RankGroup:
+    """The group of ``size`` neighbours that this rank is in: none of one, the world itself where it is all of it."""
+    if size == 1:
         return ONE_RANK
-    if parallel.tp_size == world.size:
+    if size == world.size:
         return world
     mine = None
-    for first in range(0, world.size, parallel.tp_size):
-        members = list(range(first, first + parallel.tp_size))
-        group = dist.new_group(members, timeout=TIMEOUT)  # every rank takes part in making every group
+    for first in range(0, world.size, size):
+        members = list(range(first, first + size))
+        group = dist.new_group(members, timeout=limit)  # every rank takes part in making every group
         if world.rank in members:
             assert isinstance(group, dist.ProcessGroup)
             mine = ProcessRanks(group)

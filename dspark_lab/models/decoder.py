@@ -13,7 +13,7 @@ from dspark_kernels.accept import argmax_rows
 from dspark_kernels.linear import Slices
 from dspark_kernels.norm import add_rms_norm
 from dspark_lab.config.parts import DecoderConfig
-from dspark_lab.ep.dispatch import ExpertGroup
+from dspark_lab.ep.experts import ExpertGroup
 from dspark_lab.ep.groups import ONE_RANK, RankGroup
 from dspark_lab.ep.load import EpLoad
 from dspark_lab.errors import LabError
@@ -52,7 +52,8 @@ class DecoderLayer(nn.Module):
         super().__init__()
         self.layer = layer
         self.self_attn = Attention(cfg, tp, **factory)
-        self.mlp = MoE(cfg, group, **factory) if cfg.is_moe_layer(layer) else Mlp(cfg, tp, **factory)
+        moe_layer = sum(map(cfg.is_moe_layer, range(layer)))
+        self.mlp = MoE(cfg, group, moe_layer, **factory) if cfg.is_moe_layer(layer) else Mlp(cfg, tp, **factory)
         self.input_layernorm = RMSNorm(cfg.hidden_size, cfg.rms_norm_eps, **factory)
         self.post_attention_layernorm = RMSNorm(cfg.hidden_size, cfg.rms_norm_eps, **factory)
 
@@ -114,10 +115,8 @@ class Decoder(nn.Module):
         load = EpLoad(
             num_layers=len(layers),
             num_local_experts=len(layers[0].experts.expert_ids),
-            num_ranks=self.group.num_ranks,
-            topk=self.cfg.num_experts_per_tok,
-            row_bytes=self.cfg.hidden_size * self.dtype.itemsize,
             device=self.device,
+            dispatchers=[layer.dispatcher for layer in layers],
         )
         for i, layer in enumerate(layers):
             layer.load, layer.load_layer = load, i

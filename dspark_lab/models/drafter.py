@@ -9,7 +9,7 @@ from torch import Tensor
 
 from dspark_kernels.markov import markov_walk
 from dspark_lab.config.parts import ModelConfig
-from dspark_lab.ep.dispatch import ExpertGroup
+from dspark_lab.ep.experts import ExpertGroup
 from dspark_lab.ep.groups import ONE_RANK, RankGroup
 from dspark_lab.models import fused
 from dspark_lab.models.attention import RMSNorm

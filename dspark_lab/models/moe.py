@@ -13,8 +13,11 @@ from dspark_kernels.experts import experts
 from dspark_kernels.linear import Slices
 from dspark_kernels.router import NormedRoute, gate_and_route, norm_gate_route
 from dspark_lab.config.parts import DecoderConfig
-from dspark_lab.ep.dispatch import ExpertGroup
+from dspark_lab.device import phase
+from dspark_lab.ep.dispatch import Dispatched
+from dspark_lab.ep.experts import ExpertGroup
 from dspark_lab.ep.load import EpLoad
+from dspark_lab.ep.padding import consume
 from dspark_lab.models import fused
 from dspark_lab.models.batch import ForwardBatch
 from dspark_lab.models.shards import Shard, cut
@@ -28,19 +31,37 @@ class Router(nn.Module):
         self.topk, self.norm_topk_prob = cfg.num_experts_per_tok, cfg.norm_topk_prob
         self.weight = nn.Parameter(torch.empty(cfg.num_experts, cfg.hidden_size, **factory))
 
-    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """``x`` [T, H] to ``topk_ids`` [T, k] int64 (logical) and ``topk_weights`` [T, k] float32."""
+    def forward(
+        self, x: Tensor, *, count: Tensor | None = None, local_table: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """``x`` [T, H] to ``topk_ids`` [T, k] int64 and ``topk_weights`` [T, k] float32.
+
+        Ids are logical; with a ``local_table`` [E], on the fused path only, they are its entries, and padded rows hold −1.
+        """
         if fused.suits(x):
-            return gate_and_route(x, self.weight, self.topk, renormalize=self.norm_topk_prob)
+            table = {} if local_table is None else {"physical": local_table, "count": count}
+            return gate_and_route(x, self.weight, self.topk, renormalize=self.norm_topk_prob, **table)
         probs = F.linear(x, self.weight).softmax(dim=-1, dtype=torch.float32)
         weights, ids = probs.topk(self.topk, dim=-1)
         if self.norm_topk_prob:
             weights = weights / weights.sum(dim=-1, keepdim=True)
         return ids, weights
 
-    def after_norm(self, x: Tensor | Slices, residual: Tensor, norm_weight: Tensor, eps: float) -> NormedRoute:
+    def after_norm(
+        self,
+        x: Tensor | Slices,
+        residual: Tensor,
+        norm_weight: Tensor,
+        eps: float,
+        *,
+        count: Tensor | None = None,
+        local_table: Tensor | None = None,
+    ) -> NormedRoute:
         """`forward` of the RMS norm of ``x`` + ``residual`` [T, H], with that norm and sum."""
-        return norm_gate_route(x, residual, norm_weight, eps, self.weight, self.topk, renormalize=self.norm_topk_prob)
+        table = {} if local_table is None else {"physical": local_table, "count": count}
+        return norm_gate_route(
+            x, residual, norm_weight, eps, self.weight, self.topk, renormalize=self.norm_topk_prob, **table
+        )
 
 
 class Experts(nn.Module):
@@ -72,6 +93,8 @@ class Experts(nn.Module):
 
     def forward(self, x: Tensor, local_ids: Tensor, topk_weights: Tensor) -> Tensor:
         """``x`` [T, H], ``local_ids`` [T, k] (−1: not computed) to the weighted sum over k [T, H]; dropped rows give 0."""
+        if not x.shape[0]:
+            return torch.zeros_like(x)  # no row of this rank's experts, where rows travel
         if fused.suits(x):
             return experts(x, local_ids, topk_weights, self.gate_up_proj, self.down_proj, arrivals=self.arrivals)
         y = self._grouped(x, local_ids) if self._groups() else self._dense(x, local_ids)
@@ -116,13 +139,20 @@ def _has_grouped_mm(device: torch.device) -> bool:
 class MoE(nn.Module):
     """Router and experts behind a dispatcher. The batch's device scalar is read here, and only where the group says so."""
 
-    def __init__(self, cfg: DecoderConfig, group: ExpertGroup, **factory: Any) -> None:
+    def __init__(self, cfg: DecoderConfig, group: ExpertGroup, moe_layer: int = 0, **factory: Any) -> None:
         super().__init__()
         self.gate = Router(cfg, **factory)
-        mine = group.placement(cfg.num_experts).experts_of(group.ep_rank)
+        placement = group.placement(cfg.num_experts, moe_layer)
+        mine = placement.experts_of(group.ep_rank)
         self.experts = Experts(cfg, mine, tp_rank=group.moe_tp_rank, tp_size=group.parallel.moe_tp, **factory)
-        self.dispatcher = group.dispatcher(cfg.num_experts, self.gate.weight.device)
-        self.reads_scalar = group.reads_scalar
+        self.dispatcher = group.dispatcher(
+            placement,
+            topk=cfg.num_experts_per_tok,
+            hidden_size=cfg.hidden_size,
+            dtype=self.gate.weight.dtype,
+            device=self.gate.weight.device,
+        )
+        self.reads_scalar, self.padding_policy = group.reads_scalar, group.padding_policy
         self.load: EpLoad | None = None
         self.load_layer = 0
 
@@ -133,20 +163,40 @@ class MoE(nn.Module):
 
     def forward(self, x: Tensor, batch: ForwardBatch) -> Tensor:
         """``x`` [T, H] to [T, H]; rows from `num_token_non_padded` on give 0 where the mask is compiled in."""
-        topk_ids, topk_weights = self.gate(x)
-        return self.compute(x, topk_ids, topk_weights, batch)
+        if self._table is None or not fused.suits(x):
+            topk_ids, topk_weights = self.gate(x)
+            return self.compute(x, topk_ids, topk_weights, batch)
+        with phase("ep::dispatch"):  # nothing has to be sent: the router's own kernel says where experts are
+            local_ids, topk_weights = self.gate(x, count=self._count(batch), local_table=self._table)
+        return self._experts(x, Dispatched(x=x, local_ids=local_ids, topk_weights=topk_weights))
 
     def behind_norm(
         self, x: Tensor | Slices, residual: Tensor, norm_weight: Tensor, eps: float, batch: ForwardBatch
     ) -> tuple[Tensor, Tensor]:
         """`forward` of the RMS norm of ``x`` + ``residual`` [T, H], and that sum; few rows on a GPU."""
-        routed = self.gate.after_norm(x, residual, norm_weight, eps)
-        return self.compute(routed.normed, routed.topk_ids, routed.topk_weights, batch), routed.total
+        if self._table is None:
+            r = self.gate.after_norm(x, residual, norm_weight, eps)
+            return self.compute(r.normed, r.topk_ids, r.topk_weights, batch), r.total
+        with phase("ep::dispatch"):
+            r = self.gate.after_norm(x, residual, norm_weight, eps, count=self._count(batch), local_table=self._table)
+        handle = Dispatched(x=r.normed, local_ids=r.topk_ids, topk_weights=r.topk_weights)
+        return self._experts(r.normed, handle), r.total
 
     def compute(self, x: Tensor, topk_ids: Tensor, topk_weights: Tensor, batch: ForwardBatch) -> Tensor:
         """`forward` behind the router."""
-        count = batch.num_token_non_padded if self.reads_scalar else None
-        handle = self.dispatcher.dispatch(x, topk_ids, topk_weights, count)
+        count = self._count(batch)
+        topk_ids, topk_weights = consume(self.padding_policy, topk_ids, topk_weights, count)
+        return self._experts(x, self.dispatcher.dispatch(x, topk_ids, topk_weights, count))
+
+    @property
+    def _table(self) -> Tensor | None:
+        """[E] local index or −1, with which the router's kernel dispatches; None where rows travel."""
+        return getattr(self.dispatcher, "local_table", None)
+
+    def _count(self, batch: ForwardBatch) -> Tensor | None:
+        return batch.num_token_non_padded if self.reads_scalar else None
+
+    def _experts(self, x: Tensor, handle: Dispatched) -> Tensor:
         if self.load is not None:
-            self.load.add(self.load_layer, handle.local_ids)
+            self.load.add(self.load_layer, handle, x.shape[0])
         return self.dispatcher.combine(self.experts(handle.x, handle.local_ids, handle.topk_weights), handle)

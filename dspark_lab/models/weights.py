@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from dspark_lab.config.lab import LabConfig
-from dspark_lab.ep.dispatch import ExpertGroup
+from dspark_lab.ep.experts import ExpertGroup
 from dspark_lab.ep.groups import ONE_RANK, ParallelGroups, RankGroup, process_groups
 from dspark_lab.errors import LabError
 from dspark_lab.models import checkpoint, fused

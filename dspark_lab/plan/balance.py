@@ -8,17 +8,41 @@ from collections.abc import Sequence
 import numpy as np
 
 MAX_EXCHANGES = 2000
+MAX_IDLE = 8
+NEAR = 1.001
+"""Of the bound: near enough to look no further."""
 
 
 def balanced_slots(load: Sequence[float], ep_size: int, num_redundant: int = 0) -> list[list[int]]:
-    """[ep_size][num_local] logical experts by rank, for ``load`` [num_experts]; ranks hold equally many."""
+    """[ep_size][num_local] logical experts by rank, for ``load`` [num_experts]; ranks hold equally many.
+
+    Copies of the busiest experts are not always what packs best, so where they miss the bound, fewer of the redundant
+    experts go there and the rest to the lightest.
+    """
     weights = np.asarray(load, dtype=np.float64)
-    num_copies = copies_of(weights, num_redundant, ep_size)
-    logical = np.repeat(np.arange(len(weights)), num_copies)
-    items = np.repeat(weights / num_copies, num_copies)
-    num_local = len(items) // ep_size
-    ranks = _exchange(_pack(items, logical, ep_size, num_local), items, logical)
-    return [sorted(int(logical[i]) for i in rank) for rank in ranks]
+    bound = lower_bound(load, ep_size, num_redundant)
+    best, best_slots = np.inf, []
+    for num_idle in range(min(num_redundant, MAX_IDLE) + 1):
+        num_copies = _with_idle(copies_of(weights, num_redundant - num_idle, ep_size), weights, num_idle, ep_size)
+        logical = np.repeat(np.arange(len(weights)), num_copies)
+        items = np.repeat(weights / num_copies, num_copies)
+        ranks = _exchange(_pack(items, logical, ep_size, len(items) // ep_size), items, logical)
+        busiest = max(float(items[rank].sum()) for rank in ranks)
+        if busiest < best:
+            best, best_slots = busiest, [sorted(int(logical[i]) for i in rank) for rank in ranks]
+        if best <= NEAR * bound:
+            break
+    return best_slots
+
+
+def _with_idle(num_copies: np.ndarray, weights: np.ndarray, num_idle: int, ep_size: int) -> np.ndarray:
+    """``num_idle`` more copies, of the lightest experts, at most one a rank."""
+    num = num_copies.copy()
+    for e in np.argsort(weights, kind="stable"):
+        more = min(num_idle, ep_size - int(num[e]))
+        num[e] += more
+        num_idle -= more
+    return num
 
 
 def copies_of(load: Sequence[float] | np.ndarray, num_redundant: int, ep_size: int) -> np.ndarray:

@@ -48,7 +48,12 @@ def plan_memory(cfg: LabConfig) -> MemoryPlan:
 def _decoder_params(c: DecoderConfig, p: ParallelConfig) -> int:
     attention = 2 * c.hidden_size * (c.num_attention_heads + c.num_key_value_heads) * c.head_dim // p.tp_size
     dense = 3 * c.hidden_size * c.intermediate_size // p.tp_size
-    experts = 3 * c.hidden_size * (c.moe_intermediate_size // p.moe_tp) * (c.num_experts // p.ep_size)
+    experts = (
+        3
+        * c.hidden_size
+        * (c.moe_intermediate_size // p.moe_tp)
+        * ((c.num_experts + p.num_redundant_experts) // p.ep_size)
+    )
     moe = c.num_experts * c.hidden_size + experts  # the router is whole
     num_moe = c.num_moe_layers
     embeddings = -(-c.vocab_size // p.tp_size) * c.hidden_size * (1 if c.tie_word_embeddings else 2)

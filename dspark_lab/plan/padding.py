@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from dspark_lab.config.choices import NEED_ALIKE, TAKE_BOTH
 from dspark_lab.config.parts import ParallelConfig
 from dspark_lab.errors import LabError
 
@@ -14,6 +15,30 @@ def enable_num_token_non_padded(parallel: ParallelConfig) -> bool:
     Nothing else enters: neither attention DP, nor graphs, nor whether the drafter has experts.
     """
     return parallel.ep_size > 1
+
+
+def chunk_ranks(parallel: ParallelConfig) -> int:
+    """Ranks that cut the rows they share into chunks, one each, to dispatch them: padded rows must be a multiple. 1: none do."""
+    p = parallel
+    whole = p.ep_size == 1 or p.dispatcher in NEED_ALIKE or (p.attn_dp == 1 and p.dispatcher in TAKE_BOTH)
+    return 1 if whole else p.rows_ranks
+
+
+def slots_of(batch_size: int, attn_dp: int, replica: int) -> list[int]:
+    """Which of ``batch_size`` slots (requests at a time) attention replica ``replica`` serves: every ``attn_dp``-th; maybe none."""
+    return list(range(replica, batch_size, attn_dp))
+
+
+def usable_buckets(buckets: Iterable[int], parallel: ParallelConfig) -> list[int]:
+    """Those of ``buckets`` whose rows can be cut into chunks, rising. Raises `LabError` where there is none."""
+    t = chunk_ranks(parallel)
+    usable = sorted(b for b in buckets if b % t == 0)
+    if not usable:
+        raise LabError(
+            f"dispatcher={parallel.dispatcher!r} cuts the rows that {t} ranks share into {t} chunks, and no bucket of "
+            f"{sorted(buckets)} is a multiple of {t}; add one, or choose attn_dp={parallel.ep_size} or dispatcher='all_reduce'."
+        )
+    return usable
 
 
 def bucket_for(batch_size: int, buckets: Iterable[int]) -> int:

@@ -13,7 +13,7 @@ from dspark_lab.config import LabConfig, ParallelConfig, preset
 from dspark_lab.engine.alloc import RING, ScalarSource, make_num_token_non_padded
 from dspark_lab.engine.decode import DecodeEngine
 from dspark_lab.engine.request import Request
-from dspark_lab.ep.dispatch import ExpertGroup
+from dspark_lab.ep.experts import ExpertGroup
 from dspark_lab.errors import LabError
 from dspark_lab.models.batch import ForwardBatch
 from dspark_lab.models.weights import build_pair

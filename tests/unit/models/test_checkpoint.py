@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from dspark_lab.config.parts import ParallelConfig
-from dspark_lab.ep.dispatch import ExpertGroup
+from dspark_lab.ep.experts import ExpertGroup
 from dspark_lab.errors import LabError
 from dspark_lab.models import checkpoint
 from dspark_lab.models.checkpoint import load_pair, load_weights

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 
 from dspark_lab.config.parts import ParallelConfig
-from dspark_lab.ep.dispatch import ExpertGroup
+from dspark_lab.ep.experts import ExpertGroup
 from dspark_lab.errors import LabError
 from dspark_lab.models.batch import ForwardMode
 from dspark_lab.models.decoder import Target

@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 from dspark_lab.config.lab import LabConfig
 from dspark_lab.config.parts import ParallelConfig
 from dspark_lab.config.presets import preset
-from dspark_lab.ep.dispatch import ExpertGroup
+from dspark_lab.ep.experts import ExpertGroup
 from dspark_lab.ep.groups import ONE_RANK, ParallelGroups
 from dspark_lab.errors import LabError
 from dspark_lab.models import checkpoint

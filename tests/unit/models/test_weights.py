@@ -10,7 +10,7 @@ import torch
 from dspark_lab.config.lab import LabConfig
 from dspark_lab.config.parts import ParallelConfig
 from dspark_lab.config.presets import preset
-from dspark_lab.ep.dispatch import ExpertGroup
+from dspark_lab.ep.experts import ExpertGroup
 from dspark_lab.errors import LabError
 from dspark_lab.models.moe import Experts
 from dspark_lab.models.weights import build, build_pair, init_bigram

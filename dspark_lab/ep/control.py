@@ -9,6 +9,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.distributed_c10d import PrefixStore, _get_default_store
 
 from dspark_lab.errors import RunFailed
 
@@ -28,7 +29,7 @@ class Control:
         self.rank, self.size = dist.get_rank(group), dist.get_world_size(group)
         self.phase = "start-up"
         """What this rank is about to do; others read it when it does not come."""
-        self._store = dist.PrefixStore("dspark_lab waits", dist.distributed_c10d._get_default_store())
+        self._store = PrefixStore("dspark_lab waits", _get_default_store())
         self._num_waits = 0
 
     def gather(self, values: list[int], what: str) -> list[list[int]]:

@@ -8,23 +8,26 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from dspark_lab.config import LabConfig
 from dspark_lab.device import free_bytes, phase
+from dspark_lab.engine.agree import Agreement
 from dspark_lab.engine.prefill import Prefill
 from dspark_lab.engine.replays import RoundGraphs
 from dspark_lab.engine.request import Request
 from dspark_lab.engine.rounds import Rounds
+from dspark_lab.ep.groups import ParallelGroups
 from dspark_lab.errors import LabError
 from dspark_lab.models.decoder import Target
 from dspark_lab.models.drafter import Drafter
 from dspark_lab.plan.memory import plan_memory
-from dspark_lab.plan.padding import bucket_for
+from dspark_lab.plan.padding import bucket_for, chunk_ranks, slots_of, usable_buckets
 
 LAG = 2
 """Rounds between a launch and the reading of its results, with ``overlap``."""
@@ -56,14 +59,23 @@ class _Flight:
 def check_runnable(cfg: LabConfig) -> None:
     """Raises `LabError` for what a config may say (a recording may have it) and this version does not run live."""
     p = cfg.parallel
-    for asked, what in (
-        (p.attn_dp > 1, f"attn_dp={p.attn_dp} (attention data parallelism)"),
-        (p.moe_dp > 1, f"moe_dp={p.moe_dp}"),
-    ):
-        if asked:
-            raise LabError(
-                f"{what} is not run live by this version; it can be looked at in recordings. Set it back to run here."
-            )
+    if p.moe_dp > 1:
+        raise LabError(
+            f"moe_dp={p.moe_dp} is not run live by this version; it can be looked at in recordings. Set it back to run here."
+        )
+    apart = p.attn_dp > 1 or (p.ep_size > 1 and p.dispatcher != "all_reduce")
+    if apart and p.world_size != p.ep_size:
+        what = f"attn_dp={p.attn_dp}" if p.attn_dp > 1 else f"dispatcher={p.dispatcher!r}"
+        raise LabError(
+            f"{what} wants every expert whole on one rank, and here {p.world_size} ranks have ep_size={p.ep_size}; "
+            f"choose ep_size={p.world_size}, or attn_dp=1 and dispatcher='all_reduce'."
+        )
+    if p.attn_dp > 1 and p.dispatcher == "all_reduce":
+        raise LabError(
+            f"dispatcher='all_reduce' wants all rows on every rank, and attn_dp={p.attn_dp} gives each its own; "
+            "choose dispatcher='all_gather', 'all_to_all' or 'symm_mem', or attn_dp=1."
+        )
+    usable_buckets(cfg.engine.buckets, p)
 
 
 class DecodeEngine:
@@ -77,8 +89,10 @@ class DecodeEngine:
         device: torch.device,
         *,
         buckets: Sequence[int] | None = None,
+        groups: ParallelGroups | None = None,
     ) -> None:
-        """``buckets``: which graphs to capture; by default all that the batch can shrink to."""
+        """``buckets``: which graphs to capture; by default all that the batch can shrink to. ``groups``: this rank's; without
+        them it decides alone. With several ranks this is a collective call."""
         check_runnable(cfg)
         if cfg.engine.use_graph and device.type != "cuda":
             raise LabError(
@@ -86,9 +100,18 @@ class DecodeEngine:
             )
         self.cfg, self.target, self.drafter, self.device = cfg, target, drafter, device
         self.gamma = cfg.model.drafter.block_size
+        parallel, groups = cfg.parallel, groups or ParallelGroups()
+        self.groups = groups
+        self.agreement = Agreement(control=groups.control, rows_ranks=parallel.rows_ranks)
+        self.slots = slots_of(cfg.engine.batch_size, parallel.attn_dp, groups.replica)
+        """Slots of the batch that this rank's replica serves, by their number in the caches."""
         self._check_memory()
-        max_rows = bucket_for(cfg.engine.batch_size, cfg.engine.buckets)
-        self.rounds = Rounds(cfg, target, drafter, device, max_rows)
+        self.buckets = usable_buckets(cfg.engine.buckets, parallel)
+        num_slots = len(
+            slots_of(cfg.engine.batch_size, parallel.attn_dp, 0)
+        )  # of the fullest replica: shapes are alike
+        max_rows = bucket_for(num_slots, self.buckets)
+        self.rounds = Rounds(cfg, target, drafter, device, max_rows, num_slots=num_slots, replica=groups.replica)
         self.lag = LAG if cfg.engine.overlap else 0
         self.active: list[Request] = []
         self.num_steps = 0
@@ -97,40 +120,77 @@ class DecodeEngine:
         # The verify batch always uses one persistent buffer, so that only the draft batch's strategy varies.
         self._verify_slot = torch.zeros(1, dtype=torch.int32, device=device)
         self._prefill = Prefill(cfg, self.rounds, self._persistent_scalar)
-        self._hosts = _PinnedRing(self.rounds.packed, self.lag + 2)
+        self._hosts = _PinnedRing(self.rounds.results, self.lag + 2)
         self.reset()
+        if buckets is None:
+            buckets = [b for b in self.buckets if b <= max_rows]
         self.graphs = RoundGraphs(self.rounds, cfg, buckets=buckets) if cfg.engine.use_graph else None
 
     # -- requests ----------------------------------------------------------------------------------------------
 
     def reset(self) -> None:
-        """Forgets all requests; caches keep their memory. The mask is compiled in or out here: arms may share the models."""
+        """Forgets all requests; caches keep their memory. Arms may share the models, so what they differ in there is set here."""
         self.active, self.num_steps, self.host_work_us = [], 0, []
+        self.num_real_rows, self.num_padded_rows = 0, 0
+        self._unconfirmed: list[list[int]] = []
         self.rounds.proposer.scalar.host_ns.clear()
         self._in_flight.clear()
         self.rounds.state.clear()
         self.rounds.num_rounds.zero_()
         for layer in (*self.target.model.moe_layers, *self.drafter.moe_layers):
-            layer.reads_scalar = self.cfg.needs_scalar
+            layer.reads_scalar, layer.padding_policy = self.cfg.needs_scalar, self.cfg.engine.padding_policy
+            if hasattr(layer.dispatcher, "fixed_sizes"):
+                layer.dispatcher.fixed_sizes = self.cfg.engine.use_graph  # pyright: ignore[reportAttributeAccessIssue]
 
     def join(self, request: Request) -> None:
         """Prefills ``request`` into a free slot: its first token comes from the prompt's last logits, in no round."""
-        taken = {r.slot for r in self.active}
-        free = [s for s in range(self.cfg.engine.batch_size) if s not in taken]
-        if not free:
+        if self.cfg.parallel.attn_dp > 1:
+            raise LabError("with attn_dp above 1 requests join on all ranks together: use admit().")
+        if self._free_slot() is None:
             raise LabError(
                 f"all {self.cfg.engine.batch_size} slots are taken; raise batch_size or wait for a request to finish."
             )
-        request.slot = free[0]
-        n = len(request.prompt)
-        with phase("dspark::prefill"):
-            first = self._prefill.run(request.prompt, request.slot)
+        once = iter([request])
+        self.admit(lambda _: next(once, None))
+
+    def admit(self, next_request: Callable[[int], Request | None]) -> list[Request | None]:
+        """Prefills what ``next_request(slot)`` gives for each free slot of the batch, until it gives None or none is free.
+
+        With attention DP a collective call: one request a replica at a time, and replicas without one take part with padded
+        rows. Returns the requests that joined here, None for each prefill of others alone.
+        """
+        joined: list[Request | None] = []
+        while True:
+            slot = self._free_slot()
+            request = None if slot is None else next_request(self.slots[slot])
+            num_rows = 0 if request is None else len(request.prompt)
+            if self.cfg.parallel.attn_dp > 1:
+                everyone = self.agreement.of_replicas([num_rows], f"the prefill before step {self.num_steps}")
+                num_rows = max(rows for (rows,) in everyone)
+            if not num_rows:
+                return joined
+            t = chunk_ranks(self.cfg.parallel)
+            padded = -(-num_rows // t) * t
+            with phase("dspark::prefill"):
+                if request is None or slot is None:
+                    self._prefill.idle(padded)
+                else:
+                    self._enter(request, slot, padded)
+            joined.append(request)
+            self._receive()
+
+    def _enter(self, request: Request, slot: int, padded: int) -> None:
+        request.slot, n = slot, len(request.prompt)
+        first = self._prefill.run(request.prompt, slot, padded=padded)
         row = len(self.active)
-        self.rounds.state.join(row, anchor=first, seq_len=n, slot=request.slot, limit=n + request.max_new_tokens)
+        self.rounds.state.join(row, anchor=first, seq_len=n, slot=slot, limit=n + request.max_new_tokens)
         request.seq_len = n
         self.active.append(request)
         self._send([request], first.reshape(1, 1), is_round=False)
-        self._receive()
+
+    def _free_slot(self) -> int | None:
+        taken = {r.slot for r in self.active}
+        return next((s for s in range(len(self.slots)) if s not in taken), None)
 
     def _retire(self) -> None:
         staying = [i for i, r in enumerate(self.active) if not r.finished]
@@ -141,30 +201,47 @@ class DecodeEngine:
     # -- one round ---------------------------------------------------------------------------------------------
 
     def step(self) -> list[Round]:
-        """Launches one round over all active requests; returns the rounds whose results arrived meanwhile (none or more)."""
-        if not self.active:
-            raise LabError("no request is active; join() one first.")
+        """Launches one round over all active requests; returns the rounds whose results arrived meanwhile (none or more).
+
+        With attention DP a collective call: a replica without requests takes part with padded rows.
+        """
         bs = len(self.active)
-        b, max_keys = bucket_for(bs, self.cfg.engine.buckets), self._max_keys()
+        num_slots = self._agree_on_slots(bs)
+        if not num_slots:
+            raise LabError("no request is active; join() one first.")
+        b, max_keys = bucket_for(num_slots, self.buckets), self._max_keys()
+        self.num_real_rows += bs * (2 * self.gamma + 1)
+        self.num_padded_rows += b * (2 * self.gamma + 1)
         with phase("dspark::draft"):
             scalar = self.rounds.proposer.scalar.make(bs * self.gamma)
             self._host_work()
             if self.graphs is not None:
-                self.graphs.draft(bs, scalar)
+                self.graphs.draft(bs, scalar, num_slots=num_slots)
             else:
                 if self.cfg.engine.how.transfer == "graph_slot":  # its graphs are set aside, to count expert load
                     scalar = self._persistent_scalar(bs * self.gamma)
                 self.rounds.draft(b, max_keys=max_keys, num_requests=bs, num_token_non_padded=scalar)
         with phase("dspark::verify"):
             if self.graphs is not None:
-                self.graphs.verify(bs)
+                self.graphs.verify(bs, num_slots=num_slots)
             else:
                 count = self._persistent_scalar(bs * (self.gamma + 1))
                 self.rounds.verify(b, max_keys=max_keys, num_requests=bs, num_token_non_padded=count)
         with phase("dspark::accept"):
-            self._send(self.active, self.rounds.packed[:bs], is_round=True)
+            if bs:
+                self._send(self.active, self.rounds.results[:bs], is_round=True)
             self.num_steps += 1
             return self._receive()
+
+    def _agree_on_slots(self, bs: int) -> int:
+        """Requests of the fullest replica, which choose the bucket of all: what no rank may decide alone."""
+        what = f"step {self.num_steps}"
+        if self.cfg.parallel.attn_dp > 1:
+            return max(n for (n,) in self.agreement.of_replicas([bs], what))
+        shape = {"requests": bs, "graphs": int(self.graphs is not None)}
+        results, self._unconfirmed = self._unconfirmed, []
+        self.agreement.confirm(what, shape, results)
+        return bs
 
     def drain(self) -> list[Round]:
         """Waits for everything in flight."""
@@ -172,6 +249,7 @@ class DecodeEngine:
         while self._in_flight:
             done += self._take(self._in_flight.popleft())
         self._retire()
+        self.agreement.close()
         return done
 
     def idle_step(self) -> None:
@@ -182,6 +260,19 @@ class DecodeEngine:
         scalar = self.rounds.proposer.scalar.make(0)
         self.rounds.draft(b, max_keys=keys, num_requests=0, num_token_non_padded=scalar)
         self.rounds.verify(b, max_keys=keys, num_requests=0, num_token_non_padded=self._persistent_scalar(0))
+
+    def any_active(self) -> bool:
+        """Whether a request runs on any replica; with attention DP a collective call."""
+        if self.cfg.parallel.attn_dp == 1:
+            return bool(self.active)
+        return any(n for (n,) in self.agreement.of_replicas([len(self.active)], f"the end of step {self.num_steps}"))
+
+    def of_all_replicas(self, mine: list[Any]) -> list[Any]:
+        """The lists of all attention replicas, one behind the other; a collective call where there are several."""
+        if self.groups.control is None or self.cfg.parallel.attn_dp == 1:
+            return mine
+        everyone = self.groups.control.objects(mine)
+        return [x for part in everyone[:: self.cfg.parallel.rows_ranks] for x in part]
 
     def close(self) -> None:
         """Releases graphs; must come before the process group ends."""
@@ -208,13 +299,17 @@ class DecodeEngine:
 
     def _take(self, flight: _Flight) -> list[Round]:
         if flight.event is not None:
-            flight.event.synchronize()
+            self._wait_for(flight.event, flight.index)
         rows = flight.host.tolist()
+        if self.groups.control is not None:
+            self._unconfirmed += rows
         if not flight.is_round:
             flight.rows[0].new_tokens.append(rows[0][0])
             return []
         w, tokens, proposals = self.gamma + 1, [], []
         for request, row in zip(flight.rows, rows, strict=True):
+            if any(row[w + 2 :]):
+                raise _no_room(row[w + 2], flight.index, self.cfg)
             if row[w] == 0:
                 continue  # it had finished when the round ran
             new = row[: row[w]]
@@ -232,8 +327,18 @@ class DecodeEngine:
 
     # -- host side ---------------------------------------------------------------------------------------------
 
+    def _wait_for(self, event: torch.cuda.Event, index: int) -> None:
+        """Until ``event`` has passed. With several ranks by polling: an event behind a collective that a rank never joins has
+        no time limit of its own, and collectives in graphs are invisible to NCCL's watchdog."""
+        if self.groups.control is None:
+            event.synchronize()
+        elif not event.query():
+            self.groups.control.wait(event.query, f"the collectives of round {index}")
+
     def _max_keys(self) -> int:
         """An upper bound of what attention reads, known to the host although results are still in flight."""
+        if not self.active:
+            return self.gamma + 1
         unread = sum(f.is_round for f in self._in_flight) + 1
         reach = max(min(r.seq_len + (self.gamma + 1) * unread, r.limit) for r in self.active)
         return min(reach + self.gamma + 1, self.cfg.model.context_len)
@@ -251,13 +356,25 @@ class DecodeEngine:
         return self._verify_slot.fill_(n) if self.cfg.needs_scalar else None
 
     def _check_memory(self) -> None:
+        """Refuses what does not fit on the fullest rank, on all ranks alike."""
         plan, free = plan_memory(self.cfg), free_bytes(self.device)
+        if self.groups.control is not None:
+            free = min(free for (free,) in self.groups.control.gather([free], "the check of free memory"))
         need = plan.cache_bytes + plan.logits_bytes
         if need > free:
             raise LabError(
                 f"batch_size={self.cfg.engine.batch_size} with context_len={self.cfg.model.context_len} needs {need / 2**30:.1f} GiB "
                 f"for KV caches and activations and {free / 2**30:.1f} GiB are free on {self.device}; lower either of them."
             )
+
+
+def _no_room(num_rows: int, index: int, cfg: LabConfig) -> LabError:
+    p = cfg.parallel
+    return LabError(
+        f"dispatcher={p.dispatcher!r}: {num_rows} rows found no room on their experts' rank by round {index} with "
+        f"capacity_factor={p.capacity_factor}, so their outputs are wrong; raise it (1 always suffices), or spread the load: "
+        "placement='balanced'."
+    )
 
 
 class _PinnedRing:

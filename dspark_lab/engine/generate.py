@@ -8,8 +8,9 @@ import torch
 
 from dspark_lab.config import LabConfig
 from dspark_lab.device import resolve
-from dspark_lab.engine.decode import DecodeEngine
+from dspark_lab.engine.decode import DecodeEngine, check_runnable
 from dspark_lab.engine.request import Request, check_limit, check_prompt, check_prompts
+from dspark_lab.ep.groups import ParallelGroups, process_groups
 from dspark_lab.models.batch import ForwardBatch, ForwardMode
 from dspark_lab.models.decoder import Target
 from dspark_lab.models.drafter import Drafter
@@ -35,10 +36,13 @@ def generate(
     *,
     max_new_tokens: int | None = None,
     models: tuple[Target, Drafter] | None = None,
+    groups: ParallelGroups | None = None,
 ) -> list[Generated]:
     """Continues each prompt by speculative decoding, greedily and losslessly; batches of ``batch_size``, ragged prompts allowed.
 
-    ``models`` are built from ``cfg`` where not given. Raises `LabError` before the first step for a prompt that cannot run
+    Where the config needs several ranks, each calls this with all prompts, in their process group, and gets all outputs.
+
+    ``models`` are built from ``cfg`` where not given, and so are the ``groups`` of its ranks. Raises `LabError` before the first step for a prompt that cannot run
     and for ``max_new_tokens`` below 1 (None: the config's).
     """
     limit = cfg.engine.max_new_tokens if max_new_tokens is None else check_limit(max_new_tokens)
@@ -46,19 +50,22 @@ def generate(
     for prompt in prompts:
         check_prompt(prompt, cfg, max_new_tokens=limit)
     device = resolve(cfg.engine.device)
-    target, drafter = models or build(cfg, device)
-    engine = DecodeEngine(cfg, target, drafter, device)
-    requests = [Request(prompt=[int(t) for t in p], max_new_tokens=limit) for p in prompts]
-    waiting = list(reversed(requests))
-    while waiting or engine.active:
-        while waiting and len(engine.active) < cfg.engine.batch_size:
-            engine.join(waiting.pop())
+    check_runnable(cfg)
+    groups = groups or process_groups(cfg.parallel, device)
+    engine = DecodeEngine(cfg, *(models or build(cfg, device, groups)), device, groups=groups)
+    mine = [i for i in range(len(prompts)) if i % cfg.engine.batch_size in engine.slots]
+    requests = {i: Request(prompt=[int(t) for t in prompts[i]], max_new_tokens=limit) for i in mine}
+    waiting = iter(requests.values())
+    engine.admit(lambda _: next(waiting, None))
+    while engine.any_active():
         engine.step()
+        engine.admit(lambda _: next(waiting, None))
     engine.drain()
-    return [
-        Generated(tokens=r.tokens, acceptance_lengths=r.acceptance_lengths, proposal_lengths=r.proposal_lengths)
-        for r in requests
+    done = [
+        (i, Generated(tokens=r.tokens, acceptance_lengths=r.acceptance_lengths, proposal_lengths=r.proposal_lengths))
+        for i, r in requests.items()
     ]
+    return [out for _, out in sorted(engine.of_all_replicas(done), key=lambda pair: pair[0])]
 
 
 @torch.inference_mode()

@@ -44,18 +44,23 @@ class RoundGraphs:
         self.verifies.capture()
         self.rounds.state.table.copy_(table)
 
-    def draft(self, bs: int, scalar: Tensor | None) -> None:
-        """Replays the draft graph for ``bs`` requests. ``scalar`` is what the strategy made; unused where nobody reads it."""
-        self._admit(self.drafts, bs)
-        if not self._predicate:
-            self.drafts.replay(bs)
-            return
-        self.drafts.replay(bs, num_token_non_padded=self._slot_value(bs) if self._writes_slot else scalar)
+    def draft(self, bs: int, scalar: Tensor | None, *, num_slots: int | None = None) -> None:
+        """Replays the draft graph for ``bs`` requests. ``scalar`` is what the strategy made; unused where nobody reads it.
 
-    def verify(self, bs: int) -> None:
+        ``num_slots`` chooses the bucket: all replicas replay the one that holds the fullest of them. By default ``bs``.
+        """
+        slots = bs if num_slots is None else num_slots
+        self._admit(self.drafts, slots)
+        if not self._predicate:
+            self.drafts.replay(slots)
+            return
+        self.drafts.replay(slots, num_token_non_padded=self._slot_value(bs) if self._writes_slot else scalar)
+
+    def verify(self, bs: int, *, num_slots: int | None = None) -> None:
         """Replays the verify graph; its count goes straight into the slot, under every strategy."""
-        self._admit(self.verifies, bs)
-        self.verifies.replay(bs, num_token_non_padded=bs * self.rounds.width if self._predicate else None)
+        slots = bs if num_slots is None else num_slots
+        self._admit(self.verifies, slots)
+        self.verifies.replay(slots, num_token_non_padded=bs * self.rounds.width if self._predicate else None)
 
     def report(self) -> list[dict[str, Any]]:
         """Capture time and memory by graph and bucket."""

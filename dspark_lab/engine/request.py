@@ -83,13 +83,17 @@ def check_prompt(prompt: list[int], cfg: LabConfig, *, max_new_tokens: int) -> N
         )
 
 
-def workload(cfg: LabConfig) -> Iterator[Request]:
-    """Requests without end: random prompts of ``prompt_len`` ids, the same for a seed whatever else is toggled."""
+def workload(cfg: LabConfig, *, first: int = 0, stride: int = 1) -> Iterator[Request]:
+    """Requests without end: random prompts of ``prompt_len`` ids, the same for a seed whatever else is toggled.
+
+    ``first`` and ``stride``: which of them; a slot of a batch takes every ``batch_size``-th, so that what runs in it does
+    not depend on when other slots get free, or on which rank they are.
+    """
     vocab, mask = cfg.model.target.vocab_size, cfg.model.drafter.mask_token_id
-    index = 0
+    index = first
     while True:
         rng = np.random.default_rng([cfg.seed, index])
         ids = rng.integers(0, vocab - 1, cfg.engine.prompt_len)
         ids[ids >= mask] += 1
         yield Request(prompt=ids.tolist(), max_new_tokens=cfg.engine.max_new_tokens)
-        index += 1
+        index += stride

@@ -21,21 +21,38 @@ SIMULATED_STEPS = 4096
 class Rounds:
     """Owns what a round reads and writes: caches, state, drafted blocks, packed results."""
 
-    def __init__(self, cfg: LabConfig, target: Target, drafter: Drafter, device: torch.device, max_rows: int) -> None:
+    def __init__(
+        self,
+        cfg: LabConfig,
+        target: Target,
+        drafter: Drafter,
+        device: torch.device,
+        max_rows: int,
+        *,
+        num_slots: int | None = None,
+        replica: int = 0,
+    ) -> None:
+        """``num_slots`` of the caches: by default all of the batch; ``replica``: which attention replica this is."""
         self.cfg, self.target, self.drafter, self.device = cfg, target, drafter, device
         self.gamma = cfg.model.drafter.block_size
         self.width = self.gamma + 1
-        self.target_cache = target.new_cache(cfg.engine.batch_size, cfg.model.context_len)
-        self.draft_cache = drafter.new_cache(cfg.engine.batch_size, cfg.model.context_len)
+        slots = cfg.engine.batch_size if num_slots is None else num_slots
+        self.target_cache = target.new_cache(slots, cfg.model.context_len)
+        self.draft_cache = drafter.new_cache(slots, cfg.model.context_len)
         self.state = BatchState(max_rows, self.target_cache.dummy_slot, device)
         self.proposer = DraftBlockProposer(cfg, drafter, self.draft_cache, device)
         self.drafts = torch.zeros(max_rows, self.gamma, dtype=torch.int64, device=device)
         self.lengths = torch.zeros(max_rows, dtype=torch.int64, device=device)
         self.packed = torch.zeros(max_rows, self.width + 2, dtype=torch.int64, device=device)
         """[rows, W + 2]: committed tokens, how many (0: the row took no part), drafts verified."""
+        self._overflows = _overflows(target, drafter)
+        self.results = self.packed
+        """[rows, W + 2] what the host reads; [rows, W + 3] where dispatchers can lose rows for want of room: how many so far."""
+        if self._overflows:
+            self.results = torch.zeros(max_rows, self.width + 3, dtype=torch.int64, device=device)
         self.num_rounds = torch.zeros(1, dtype=torch.int64, device=device)
         """Rounds so far: which simulated accept lengths are next."""
-        self._simulated = self._draw_simulated(max_rows)
+        self._simulated = self._draw_simulated(max_rows, replica)
 
     def draft(self, b: int, *, max_keys: int, num_requests: int, num_token_non_padded: Tensor | None) -> None:
         """γ draft tokens for the first ``b`` rows into `drafts` and `lengths`."""
@@ -72,6 +89,9 @@ class Rounds:
         )
         # Context for the anchor and the kept drafts; rejected rows go to the dummy slot. Target K/V are cut by length.
         self.drafter.write_context(out.aux, context_slots, batch.positions, self.draft_cache)
+        if self._overflows:
+            self.results[:b, :-1].copy_(self.packed[:b])
+            self.results[:b, -1:].copy_(torch.cat(self._overflows).sum())
 
     def draft_rows(self, b: int) -> Rows:
         """Anchor and γ − 1 mask tokens of the first ``b`` requests."""
@@ -111,8 +131,17 @@ class Rounds:
             dummy_slot=s.dummy_slot,
         )
 
-    def _draw_simulated(self, max_rows: int) -> Tensor | None:
+    def _draw_simulated(self, max_rows: int, replica: int) -> Tensor | None:
         length = self.cfg.engine.simulated_accept_length
         if length is None:
             return None
-        return simulated_accepts(length, SIMULATED_STEPS, max_rows, self.cfg.seed).to(self.device)
+        num_replicas = self.cfg.parallel.attn_dp
+        drawn = simulated_accepts(length, SIMULATED_STEPS, max_rows * num_replicas, self.cfg.seed)
+        return drawn[:, replica::num_replicas].contiguous().to(self.device)
+
+
+def _overflows(target: Target, drafter: Drafter) -> list[Tensor]:
+    """Counters of the dispatchers that can lose rows."""
+    layers = [*target.model.moe_layers, *drafter.moe_layers]
+    counters = [getattr(layer.dispatcher, "overflow", None) for layer in layers]
+    return [c for c in counters if c is not None]

@@ -34,12 +34,17 @@ class AllToAllDispatcher:
     local_table = None
 
     def __init__(self, context: EpContext) -> None:
-        self.ranks, self.fixed = context.ranks, context.fixed_sizes or context.capacity_factor < 1
+        self.ranks, self.fixed_sizes = context.ranks, context.fixed_sizes
         self.capacity_factor = context.capacity_factor
         self.packing = RowPacking(context.hidden_size, context.topk, context.dtype)
         self.table = ExpertTable(context.placement, context.device)
         self.first, self.num_local = context.ep_rank * context.placement.num_local, context.placement.num_local
         self.overflow = torch.zeros(1, dtype=torch.int64, device=context.device)
+
+    @property
+    def fixed(self) -> bool:
+        """Whether every rank gets room for as many rows, whatever the routing wants."""
+        return self.fixed_sizes or self.capacity_factor < 1
 
     def capacity(self, num_rows: int) -> int:
         """Rows that one rank can send to one other, of ``num_rows`` padded ones."""

@@ -41,7 +41,7 @@ class Dispatcher(Protocol):
 
     A rank that computes nothing joins every collective. Padded rows are never computed and come back as exactly 0, whatever
     they hold. Optional, beside the two methods: ``local_table`` [num_experts] int64 (local index or −1), with which a
-    router may make `Dispatched` itself; ``overflow`` [1] int64 on the device, rows lost so far for want of room;
+    router may make `Dispatched` itself; ``fixed_sizes``, a bool that the engine sets: whether it uses graphs; ``overflow`` [1] int64 on the device, rows lost so far for want of room;
     ``wire_bytes(num_rows)``, what a dispatch and combine of so many rows sends whatever is in them; and ``bytes_a_row``,
     what each row of `Dispatched.rows_to` that leaves this rank sends beside.
     """

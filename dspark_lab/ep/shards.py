@@ -23,6 +23,15 @@ class ChunkedRows:
     def overflow(self) -> Tensor | None:
         return getattr(self.inner, "overflow", None)
 
+    @property
+    def fixed_sizes(self) -> bool:
+        return getattr(self.inner, "fixed_sizes", True)
+
+    @fixed_sizes.setter
+    def fixed_sizes(self, on: bool) -> None:
+        if hasattr(self.inner, "fixed_sizes"):
+            self.inner.fixed_sizes = on  # pyright: ignore[reportAttributeAccessIssue]
+
     def dispatch(self, x: Tensor, topk_ids: Tensor, topk_weights: Tensor, count: Tensor | None) -> Dispatched:
         chunk, left = divmod(x.shape[0], self.rows.size)
         if left:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
@@ -16,6 +17,7 @@ from dspark_lab.models.decoder import Target
 from dspark_lab.models.drafter import Drafter
 from dspark_lab.models.moe import Experts
 from dspark_lab.models.shards import Shard, copy_whole, shard_of
+from dspark_lab.plan.load import Loads
 
 DTYPES: dict[str, torch.dtype] = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
@@ -24,28 +26,45 @@ KNOWN = 0.8
 
 
 def build(
-    cfg: LabConfig, device: torch.device | str = "cpu", groups: ParallelGroups | None = None
+    cfg: LabConfig,
+    device: torch.device | str = "cpu",
+    groups: ParallelGroups | None = None,
+    *,
+    loads: dict[str, Loads] | None = None,
 ) -> tuple[Target, Drafter]:
     """Target and drafter of ``cfg`` on ``device``, this rank's part of them only, ready for inference.
 
-    ``groups`` (None: of the default process group) tell which part, and join the ranks. Raises `LabError` where the config
+    ``groups`` (None: of the default process group) tell which part, and join the ranks. ``loads``: rows of each expert in
+    each MoE layer of ``target`` and ``drafter``, which ``placement="balanced"`` needs. Raises `LabError` where the config
     needs several ranks and there are none, and where a checkpoint does not fit.
     """
     if groups is None:
         groups = process_groups(cfg.parallel, device)
     if cfg.model.weights == "checkpoint":
         checkpoint.check_shapes(cfg)
-    group = ExpertGroup.of(cfg.parallel, groups.moe, mask_padding=cfg.engine.mask_padding)
-    return build_pair(cfg, group, device, groups.tp)
+    group = ExpertGroup.of(
+        cfg.parallel,
+        groups.moe,
+        groups.rows,
+        mask_padding=cfg.engine.mask_padding,
+        padding_policy=cfg.engine.padding_policy,
+        fixed_sizes=cfg.engine.use_graph,
+    )
+    return build_pair(cfg, group, device, groups.tp, loads=loads)
 
 
 def build_pair(
-    cfg: LabConfig, group: ExpertGroup, device: torch.device | str = "cpu", tp: RankGroup = ONE_RANK
+    cfg: LabConfig,
+    group: ExpertGroup,
+    device: torch.device | str = "cpu",
+    tp: RankGroup = ONE_RANK,
+    *,
+    loads: dict[str, Loads] | None = None,
 ) -> tuple[Target, Drafter]:
     """As `build`, for an explicit `ExpertGroup` and TP group."""
-    dtype = DTYPES[cfg.model.dtype]
-    target = Target(cfg.model.target, group, tp, device=device, dtype=dtype)
-    drafter = Drafter(cfg.model, group, tp, device=device, dtype=dtype)
+    dtype, loads = DTYPES[cfg.model.dtype], loads or {}
+    target = Target(cfg.model.target, replace(group, loads=loads.get("target")), tp, device=device, dtype=dtype)
+    drafter = Drafter(cfg.model, replace(group, loads=loads.get("drafter")), tp, device=device, dtype=dtype)
     if cfg.model.weights == "checkpoint":
         checkpoint.load_weights(target, str(cfg.model.target_path))
         checkpoint.load_weights(drafter, str(cfg.model.drafter_path))

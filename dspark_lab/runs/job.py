@@ -172,7 +172,7 @@ class Job:
                     host.setdefault(name, []).extend(values)
                 if "ep" in part:
                     ep.append(part["ep"])
-                if rank == 0:
+                if rank % arm.config.parallel.rows_ranks == 0:  # the first of each attention replica
                     accepted = _add(accepted, part["accepted"])
                     proposed = _add(proposed, part["proposed"])
         if not rows:

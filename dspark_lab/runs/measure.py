@@ -47,20 +47,21 @@ class Stepper:
         self.on_step = on_step
         gamma = engine.gamma
         self.block = Block(accepted=np.zeros(gamma + 1, dtype=np.int64), proposed=np.zeros(gamma + 1, dtype=np.int64))
-        self._requests = workload(engine.cfg)
-        self._joined: list[Request] = []
+        size = engine.cfg.engine.batch_size
+        self._requests = {slot: workload(engine.cfg, first=slot, stride=size) for slot in engine.slots}
+        self._joined: list[tuple[int, int, Request]] = []
+        """(turn, slot, request)."""
         engine.reset()
         self.refill()
 
     def refill(self) -> bool:
-        """Prefills new requests into free slots, outside any timed region; True if there were any."""
-        joined = False
-        while len(self.engine.active) < self.engine.cfg.engine.batch_size:
-            request = next(self._requests)
-            self.engine.join(request)
-            self._joined.append(request)
-            joined = True
-        return joined
+        """Prefills new requests into free slots, outside any timed region; True if there were any, on any rank."""
+        return bool(self.engine.admit(self._next))
+
+    def _next(self, slot: int) -> Request:
+        request = next(self._requests[slot])
+        self._joined.append((sum(s == slot for _, s, _ in self._joined), slot, request))
+        return request
 
     def row(self, step: int, **values: Any) -> None:
         """A row of the step table; its round's counts follow when the results arrive."""
@@ -78,11 +79,12 @@ class Stepper:
                 self.block.rows[r.index - first].update(counts)
 
     def close(self) -> Block:
-        """Digest of all committed tokens, in request order."""
+        """Digest of all committed tokens, of all replicas: each slot's first request, each slot's second, and so on."""
+        mine = [(turn, slot, r.new_tokens) for turn, slot, r in self._joined]
         digest = hashlib.sha256()
-        for request in self._joined:
-            digest.update(np.array(request.new_tokens, dtype=np.int64).tobytes() + b"|")
-            self.block.num_tokens += len(request.new_tokens)
+        for _, _, tokens in sorted(self.engine.of_all_replicas(mine)):
+            digest.update(np.array(tokens, dtype=np.int64).tobytes() + b"|")
+            self.block.num_tokens += len(tokens)
         self.block.digest = digest.hexdigest()
         return self.block
 
@@ -172,9 +174,15 @@ def counted_block(engine: DecodeEngine, *, num_steps: int, on_step: Callable[[in
         engine.graphs = graphs
         for layer in (*engine.target.model.moe_layers, *engine.drafter.moe_layers):
             layer.load = None
-    report = {who: load.report() for who, load in loads.items() if load is not None}
+    ep_rank = engine.groups.moe.rank // engine.cfg.parallel.moe_tp
+    layers = {"target": engine.target.model.moe_layers, "drafter": engine.drafter.moe_layers}
+    report = {who: load.report(ep_rank) for who, load in loads.items() if load is not None}
+    for who, part in report.items():
+        part["experts"] = [list(layer.experts.expert_ids) for layer in layers[who]]
     return {
         "num_steps": num_steps,
+        "real_rows": engine.num_real_rows,
+        "padded_rows": engine.num_padded_rows,
         "rows_computed": sum(sum(map(sum, r["rows"])) for r in report.values()),
         "bytes_sent": sum(r["bytes_sent"] for r in report.values()),
         "expert_bytes": sum(m.num_bytes for m in (*engine.target.model.moe_layers, *engine.drafter.moe_layers)),

@@ -49,6 +49,12 @@ def arm_name(cfg: LabConfig) -> str:
     parts = [cfg.preset, f"ep{p.ep_size}"]
     if p.tp_size > 1:
         parts.append(f"tp{p.tp_size}")
+    if p.attn_dp > 1:
+        parts.append(f"dp{p.attn_dp}")
+    if p.ep_size > 1:
+        parts += [p.dispatcher.rpartition(":")[2]] * (p.dispatcher != "all_reduce")
+        parts += [p.placement] * (p.placement != "contiguous")
+        parts += [f"red{p.num_redundant_experts}"] * (p.num_redundant_experts > 0)
     parts.append(f"bs{e.batch_size}")
     if e.host_work_us:
         parts.append(f"hw{e.host_work_us:g}")

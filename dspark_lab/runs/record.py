@@ -119,13 +119,18 @@ class Run:
         """Steps as the maximum over ranks, one row a (process, repeat, step), from the third step of each block on."""
         if (profiled, skip) not in self._step_us:
             rows = self.steps[(self.steps["profiled"] == profiled) & (self.steps["step"] >= skip)]
-            self._step_us[profiled, skip] = rows.groupby(["process", "repeat", "step"], as_index=False).agg(
+            p = self.config.parallel
+            counted = "first" if p.attn_dp == 1 else "sum"
+            steps = rows.groupby(["process", "repeat", "step"], as_index=False).agg(
                 step_us=("step_us", "max"),
                 step_us_mean_ranks=("step_us", "mean"),
                 host_us=("host_us", "max"),
-                num_requests=("num_requests", "first"),
-                num_committed=("num_committed", "first"),
+                num_requests=("num_requests", counted),
+                num_committed=("num_committed", counted),
             )
+            if p.attn_dp > 1:  # each of the ranks that serve the same requests has counted them
+                steps[["num_requests", "num_committed"]] //= p.rows_ranks
+            self._step_us[profiled, skip] = steps
         return self._step_us[profiled, skip]
 
     @property

@@ -33,6 +33,8 @@ class JobSpec:
     """Blocks an arm."""
     profile_steps: int = 8
     """Steps of the profiled capture after the measured blocks; 0 makes none."""
+    wait_limit_s: float = 60.0
+    """How long a rank waits for the others before it says which one did not come, and all end."""
     process: int = 0
     """Which of the processes an arm is measured in; turns the order of the arms."""
 

@@ -21,10 +21,12 @@ import torch.distributed as dist
 from dspark_lab import device as hardware
 from dspark_lab.config import LabConfig
 from dspark_lab.engine.decode import DecodeEngine, check_runnable
+from dspark_lab.ep.groups import process_groups
 from dspark_lab.errors import LabError
 from dspark_lab.models.weights import build
 from dspark_lab.plan.memory import plan_memory
-from dspark_lab.plan.padding import bucket_for
+from dspark_lab.plan.padding import bucket_for, slots_of, usable_buckets
+from dspark_lab.runs.balance import loads_for
 from dspark_lab.runs.measure import Block, Stopped, captured_block, counted_block, timed_block
 from dspark_lab.runs.plan import arm_name
 from dspark_lab.runs.spec import Arm, JobSpec, write_json
@@ -33,7 +35,6 @@ STOP_EVERY = 4
 """Steps between two looks at the stop flag, which the ranks agree on."""
 LOAD_STEPS = 8
 """Steps that count expert load, after the timed blocks."""
-TIMEOUT = timedelta(seconds=60)
 
 
 class Worker:
@@ -49,7 +50,6 @@ class Worker:
         self.stop_asked = False
         self.done_steps = 0
         self.results: dict[str, dict[str, Any]] = {}
-        self._control: Any = None
         self._last_progress = 0.0
 
     def run(self) -> str:
@@ -87,26 +87,29 @@ class Worker:
             torch.set_num_threads(1)
         self._join_group()
         self._check_memory()
-        target, drafter = build(cfg, self.device)
-        self.models = (target, drafter)
+        self.models = build(cfg, self.device, self.groups, loads=loads_for(cfg, self.device, self.groups))
         return [self._engine(arm.config) for arm in self.spec.arms]
 
     def _engine(self, cfg: LabConfig) -> DecodeEngine:
         """Measured batches are always full, so one bucket's graphs are enough."""
         self.where = f"capturing graphs of {arm_name(cfg)}" if cfg.engine.use_graph else "start-up"
-        bucket = bucket_for(cfg.engine.batch_size, cfg.engine.buckets)
-        return DecodeEngine(cfg, *self.models, self.device, buckets=[bucket])
+        fullest = len(slots_of(cfg.engine.batch_size, cfg.parallel.attn_dp, 0))
+        bucket = bucket_for(fullest, usable_buckets(cfg.engine.buckets, cfg.parallel))
+        return DecodeEngine(cfg, *self.models, self.device, buckets=[bucket], groups=self.groups)
 
     def _join_group(self) -> None:
-        if self.world == 1:
-            return
-        backend = "nccl" if self.device.type == "cuda" else "gloo"
-        device_id = self.device if self.device.type == "cuda" else None
-        dist.init_process_group(backend, timeout=TIMEOUT, device_id=device_id)
-        self._control = dist.new_group(backend="gloo", timeout=TIMEOUT) if backend == "nccl" else dist.group.WORLD
+        limit_s = self.spec.wait_limit_s
+        if self.world > 1:
+            backend = "nccl" if self.device.type == "cuda" else "gloo"
+            device_id = self.device if self.device.type == "cuda" else None
+            dist.init_process_group(backend, timeout=timedelta(seconds=limit_s), device_id=device_id)
+        self.groups = process_groups(self.spec.arms[0].config.parallel, self.device, wait_limit_s=limit_s)
 
     def _check_memory(self) -> None:
+        """Refuses what does not fit on the fullest rank, on all ranks alike."""
         plan, free = plan_memory(self.spec.arms[0].config), hardware.free_bytes(self.device)
+        if self.groups.control is not None:
+            free = min(free for (free,) in self.groups.control.gather([free], "the check of free memory"))
         share = free if self.device.type == "cuda" else free // self.world
         if plan.weights_bytes + plan.cache_bytes > share:
             raise LabError(
@@ -187,11 +190,10 @@ class Worker:
 
     def _agreed_stop(self) -> bool:
         """Whether any rank was asked to stop; all ranks get the same answer at the same step."""
-        if self._control is None:
+        control = self.groups.control
+        if control is None:
             return self.stop_asked
-        flag = torch.tensor([int(self.stop_asked)])
-        dist.all_reduce(flag, op=dist.ReduceOp.MAX, group=self._control)
-        return bool(flag.item())
+        return any(asked for (asked,) in control.gather([int(self.stop_asked)], "the look at the stop flag"))
 
     def _on_sigterm(self, *_: object) -> None:
         self.stop_asked = True

@@ -82,7 +82,9 @@ def start_sweep(cfg: LabConfig, *, floor: bool = False, **options: Any) -> Job:
     return start(list(dict.fromkeys(configs)), **settings)
 
 
-_SETTINGS = ("num_steps", "repeats", "processes", "profile_steps", "profile_processes", "warmup_steps", "out")
+_SETTINGS = (
+    "num_steps", "repeats", "processes", "profile_steps", "profile_processes", "warmup_steps", "wait_limit_s", "out",
+)  # fmt: skip
 
 
 def start(
@@ -94,15 +96,18 @@ def start(
     profile_steps: int = 8,
     profile_processes: int = 1,
     warmup_steps: int = 4,
+    wait_limit_s: float = 60.0,
     out: str | Path | None = None,
 ) -> Job:
-    """Starts measuring ``configs``. Raises `LabError` for bad numbers or an ``out`` that cannot be written, before anything runs."""
+    """Starts measuring ``configs``. A rank that does not come within ``wait_limit_s`` ends the job, with its number. Raises `LabError` for bad numbers or an ``out`` that cannot be written, before anything runs."""
     for name, value, least in (
         ("num_steps", num_steps, 1), ("repeats", repeats, 1), ("processes", processes, 1),
         ("profile_steps", profile_steps, 0), ("warmup_steps", warmup_steps, 0),
     ):  # fmt: skip
         if isinstance(value, bool) or not isinstance(value, int) or value < least:
             raise LabError(f"{name}={value!r} is not a whole number of at least {least}.")
+    if isinstance(wait_limit_s, bool) or not isinstance(wait_limit_s, int | float) or not wait_limit_s > 0:
+        raise LabError(f"wait_limit_s={wait_limit_s!r} is not a time above 0 seconds.")
     if not configs or not all(isinstance(c, LabConfig) for c in configs):
         raise LabError(f"configs={configs!r} are not LabConfigs; lab.preset('tiny') makes one.")
     _check_torch()
@@ -110,7 +115,7 @@ def start(
     folder = _out_folder(out, configs[0].preset)
     return Job(
         groups, out=folder, processes=processes, profile_processes=profile_processes, num_steps=num_steps, repeats=repeats,
-        profile_steps=profile_steps, warmup_steps=warmup_steps,
+        profile_steps=profile_steps, warmup_steps=warmup_steps, wait_limit_s=wait_limit_s,
     )  # fmt: skip
 
 

@@ -169,6 +169,8 @@ class DecodeEngine:
                 num_rows = max(rows for (rows,) in everyone)
             if not num_rows:
                 return joined
+            if self.cfg.parallel.attn_dp == 1:
+                self._confirm(f"the prefill before step {self.num_steps}", prefill_rows=num_rows)
             t = chunk_ranks(self.cfg.parallel)
             padded = -(-num_rows // t) * t
             with phase("dspark::prefill"):
@@ -238,10 +240,15 @@ class DecodeEngine:
         what = f"step {self.num_steps}"
         if self.cfg.parallel.attn_dp > 1:
             return max(n for (n,) in self.agreement.of_replicas([bs], what))
-        shape = {"requests": bs, "graphs": int(self.graphs is not None)}
-        results, self._unconfirmed = self._unconfirmed, []
-        self.agreement.confirm(what, shape, results)
+        self._confirm(what, prefill_rows=0)
         return bs
+
+    def _confirm(self, what: str, *, prefill_rows: int) -> None:
+        """That all ranks are about to do ``what`` alike, and have read the same results before it."""
+        results, self._unconfirmed = self._unconfirmed, []
+        graphs = int(self.graphs is not None)
+        shape = {"prefill_rows": prefill_rows, "requests": len(self.active), "graphs": graphs}
+        self.agreement.confirm(what, shape, results)
 
     def drain(self) -> list[Round]:
         """Waits for everything in flight."""

@@ -27,8 +27,6 @@ class Control:
     def __init__(self, group: dist.ProcessGroup, *, limit_s: float = WAIT_LIMIT_S) -> None:
         self.group, self.limit_s = group, limit_s
         self.rank, self.size = dist.get_rank(group), dist.get_world_size(group)
-        self.phase = "start-up"
-        """What this rank is about to do; others read it when it does not come."""
         self._store = PrefixStore("dspark_lab waits", _get_default_store())
         self._num_waits = 0
 

@@ -9,6 +9,7 @@ from typing import Protocol
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.distributed_c10d import _set_pg_timeout
 
 from dspark_lab.config.parts import ParallelConfig
 from dspark_lab.ep.control import WAIT_LIMIT_S, Control
@@ -111,15 +112,21 @@ class ParallelGroups:
     control: Control | None = None
     """What all ranks tell each other on the host; None for one rank."""
 
+    def limit_waits(self, limit_s: float) -> None:
+        """Bounds every wait from now on: the host's, and those inside collectives. Setting up may take longer."""
+        if self.control is not None:
+            self.control.limit_s = limit_s
+        for group in (self.tp, self.moe, self.rows):
+            if isinstance(group, ProcessRanks):
+                _set_pg_timeout(timedelta(seconds=limit_s), group.group)
+
     @property
     def replica(self) -> int:
         """Which attention replica this rank is of: 0 to attn_dp − 1."""
         return self.moe.rank // self.rows.size
 
 
-def process_groups(
-    parallel: ParallelConfig, device: torch.device | str, *, wait_limit_s: float = WAIT_LIMIT_S
-) -> ParallelGroups:
+def process_groups(parallel: ParallelConfig, device: torch.device | str) -> ParallelGroups:
     """The groups of this process in the default process group; a collective call where ranks have to make a group.
 
     Every group has sent something on return: NCCL sets up a communicator at its first use, which no graph can capture.
@@ -141,12 +148,12 @@ def process_groups(
     world = dist.group.WORLD
     assert world is not None
     moe = ProcessRanks(world)
-    limit = timedelta(seconds=wait_limit_s)
+    limit = timedelta(seconds=WAIT_LIMIT_S)
     tp = neighbours(parallel.tp_size, moe, limit)
     rows = tp if parallel.rows_ranks == parallel.tp_size else neighbours(parallel.rows_ranks, moe, limit)
     host = dist.new_group(backend="gloo", timeout=limit)
     assert isinstance(host, dist.ProcessGroup)
-    groups = ParallelGroups(tp=tp, moe=moe, rows=rows, control=Control(host, limit_s=wait_limit_s))
+    groups = ParallelGroups(tp=tp, moe=moe, rows=rows, control=Control(host))
     for group in {id(g): g for g in (tp, moe, rows)}.values():
         group.all_reduce(torch.zeros(1, device=device))
     return groups

@@ -2,7 +2,9 @@
 
 A foreign one is a callable that takes an `EpContext` and returns a `Dispatcher`. It is named in a config as
 ``"package.module:callable"``, or by a short name that its package declares as an entry point of the group
-``dspark_lab.dispatchers``; ranks are processes of their own and import it there.
+``dspark_lab.dispatchers``; ranks are processes of their own and import it there. `EpContext.rows_alike` tells it whether all
+ranks hand it the same rows (``attn_dp=1``) or each its own; one that can do only the latter refuses, or wraps itself in
+`shards.ChunkedRows`.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from dspark_lab.config.choices import NEED_ALIKE, TAKE_BOTH
+from dspark_lab.config.choices import DISPATCHERS, NEED_ALIKE, TAKE_BOTH
 from dspark_lab.config.parts import ParallelConfig
 from dspark_lab.errors import LabError
 
@@ -20,7 +20,8 @@ def enable_num_token_non_padded(parallel: ParallelConfig) -> bool:
 def chunk_ranks(parallel: ParallelConfig) -> int:
     """Ranks that cut the rows they share into chunks, one each, to dispatch them: padded rows must be a multiple. 1: none do."""
     p = parallel
-    whole = p.ep_size == 1 or p.dispatcher in NEED_ALIKE or (p.attn_dp == 1 and p.dispatcher in TAKE_BOTH)
+    takes_both = p.dispatcher in TAKE_BOTH or p.dispatcher not in DISPATCHERS  # a foreign one is told how rows lie
+    whole = p.ep_size == 1 or p.dispatcher in NEED_ALIKE or (p.attn_dp == 1 and takes_both)
     return 1 if whole else p.rows_ranks
 
 

@@ -103,6 +103,9 @@ class Launch:
         own = [e for e in errors if e["user"]]
         if own:
             return LabError(own[0]["message"])
+        told = [e for e in errors if e.get("told")]  # what the ranks found out about each other
+        if told:
+            return RunFailed(f"{told[0]['message']} Log: {self._log(told[0]['rank'])}")
         silent = [r for r in self._dead_ranks if not (self.folder / f"error.rank{r}.json").exists()]
         where = self._where()
         if silent:

@@ -21,8 +21,9 @@ import torch.distributed as dist
 from dspark_lab import device as hardware
 from dspark_lab.config import LabConfig
 from dspark_lab.engine.decode import DecodeEngine, check_runnable
+from dspark_lab.ep.control import WAIT_LIMIT_S
 from dspark_lab.ep.groups import process_groups
-from dspark_lab.errors import LabError
+from dspark_lab.errors import LabError, RunFailed
 from dspark_lab.models.weights import build
 from dspark_lab.plan.memory import plan_memory
 from dspark_lab.plan.padding import bucket_for, slots_of, usable_buckets
@@ -57,6 +58,7 @@ class Worker:
         signal.signal(signal.SIGTERM, self._on_sigterm)
         self._progress("starting", message="building weights")
         engines = self._engines()
+        self.groups.limit_waits(self.spec.wait_limit_s)
         status = "complete"
         try:
             for repeat in range(self.spec.repeats):
@@ -71,8 +73,17 @@ class Worker:
                         self._capture(arm, engine)
         except Stopped:
             status = "stopped"
+        except RuntimeError as e:
+            raise self._who_is_missing(e) or e from e
         self._write(status)
         return status
+
+    def _who_is_missing(self, error: RuntimeError) -> RunFailed | None:
+        """The rank that a collective waited for in vain; None where ``error`` is of another kind."""
+        control = self.groups.control
+        if control is None or "timed out" not in str(error).lower():
+            return None
+        return control.nobody_came(f"a collective of {self.where}", self.spec.wait_limit_s)
 
     # -- set-up ------------------------------------------------------------------------------------------------
 
@@ -98,12 +109,11 @@ class Worker:
         return DecodeEngine(cfg, *self.models, self.device, buckets=[bucket], groups=self.groups)
 
     def _join_group(self) -> None:
-        limit_s = self.spec.wait_limit_s
         if self.world > 1:
             backend = "nccl" if self.device.type == "cuda" else "gloo"
             device_id = self.device if self.device.type == "cuda" else None
-            dist.init_process_group(backend, timeout=timedelta(seconds=limit_s), device_id=device_id)
-        self.groups = process_groups(self.spec.arms[0].config.parallel, self.device, wait_limit_s=limit_s)
+            dist.init_process_group(backend, timeout=timedelta(seconds=WAIT_LIMIT_S), device_id=device_id)
+        self.groups = process_groups(self.spec.arms[0].config.parallel, self.device)
 
     def _check_memory(self) -> None:
         """Refuses what does not fit on the fullest rank, on all ranks alike."""
@@ -257,7 +267,8 @@ def main(folder: Path) -> int:
         traceback.print_exc()
         error = {
             "rank": rank,
-            "user": isinstance(e, LabError),
+            "user": isinstance(e, LabError) and not isinstance(e, RunFailed),
+            "told": isinstance(e, RunFailed),
             "message": str(e) or type(e).__name__,
             "type": type(e).__name__,
             "where": worker.where if worker else "start-up",

@@ -35,7 +35,7 @@ STRATEGIES = ("blocking", "non_blocking", "on_demand", "pinned", "persistent")
 BATCHES = (1, 3, 8)
 """Requests at a time: with attention DP over 8 ranks most idle at 1, some at 3."""
 NEW = 10
-EVERY = {2: 29, 4: 61, 8: 211}
+EVERY = {2: 37, 4: 97, 8: 211}
 """Of the arms, which the suite runs: every so many-th; primes, so that each value of each toggle comes up."""
 
 

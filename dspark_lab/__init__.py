@@ -22,6 +22,7 @@ _NAMES: dict[str, str] = {
     "start": "dspark_lab.runs.runner",
     "generate": "dspark_lab.engine.generate",
     "matched_profile": "dspark_lab.study.matched_profile",
+    "ep_table": "dspark_lab.analysis.ep",
     "byte_floor": "dspark_lab.study.floor",
     "load_run": "dspark_lab.runs.store",
     "load_runs": "dspark_lab.runs.store",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import threading
 import time
+import warnings
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -80,6 +81,9 @@ class Job:
             on_progress(self.poll())
         if self.error:
             raise self.error
+        for run in self.runs:
+            if run.role == "arm" and run.mostly_padding:
+                warnings.warn(run.mostly_padding, stacklevel=2)
         return self.runs
 
     # -- in the thread -----------------------------------------------------------------------------------------

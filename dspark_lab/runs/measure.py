@@ -16,6 +16,7 @@ import torch
 from dspark_lab import device as hardware
 from dspark_lab.engine.decode import DecodeEngine, Round
 from dspark_lab.engine.request import Request, workload
+from dspark_lab.ep.timing import ExchangeTimes, Timed
 
 CAPTURE_WARMUP = 2
 
@@ -160,11 +161,16 @@ def counted_block(engine: DecodeEngine, *, num_steps: int, on_step: Callable[[in
     """Expert load over ``num_steps`` eager steps, prefills left out; apart from the timed blocks, since counting costs kernels."""
     loads = {"target": engine.target.watch_load(), "drafter": engine.drafter.watch_load()}
     graphs, engine.graphs = engine.graphs, None  # a captured graph holds no counters
+    layers = {"target": engine.target.model.moe_layers, "drafter": engine.drafter.moe_layers}
+    times = ExchangeTimes(ranks=engine.groups.moe, device=engine.device)
+    for layer in (*layers["target"], *layers["drafter"]):
+        layer.dispatcher = Timed(layer.dispatcher, times)
     try:
         stepper = Stepper(engine, on_step)
         for load in loads.values():
             if load is not None:
                 load.reset()
+        times.start_over()
         for i in range(num_steps):
             stepper.refill()
             engine.step()
@@ -172,15 +178,15 @@ def counted_block(engine: DecodeEngine, *, num_steps: int, on_step: Callable[[in
         engine.drain()
     finally:
         engine.graphs = graphs
-        for layer in (*engine.target.model.moe_layers, *engine.drafter.moe_layers):
-            layer.load = None
+        for layer in (*layers["target"], *layers["drafter"]):
+            layer.load, layer.dispatcher = None, layer.dispatcher.inner  # pyright: ignore[reportAttributeAccessIssue]
     ep_rank = engine.groups.moe.rank // engine.cfg.parallel.moe_tp
-    layers = {"target": engine.target.model.moe_layers, "drafter": engine.drafter.moe_layers}
     report = {who: load.report(ep_rank) for who, load in loads.items() if load is not None}
     for who, part in report.items():
         part["experts"] = [list(layer.experts.expert_ids) for layer in layers[who]]
     return {
         "num_steps": num_steps,
+        "exchange": times.report(num_steps),
         "real_rows": engine.num_real_rows,
         "padded_rows": engine.num_padded_rows,
         "rows_computed": sum(sum(map(sum, r["rows"])) for r in report.values()),

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from dspark_lab.config import LabConfig
+from dspark_lab.config.choices import NEED_ALIKE, TAKE_BOTH
 from dspark_lab.errors import LabError
 from dspark_lab.runs.spec import Arm
 
@@ -33,7 +34,24 @@ def expand(cfg: LabConfig, axes: dict[str, Any]) -> list[LabConfig]:
         if not values:
             raise LabError(f"{name}=[] leaves nothing to run; give at least one value.")
     names = list(axes)
-    return [cfg.replace(**dict(zip(names, combo, strict=True))) for combo in itertools.product(*axes.values())]
+    combos = [dict(zip(names, combo, strict=True)) for combo in itertools.product(*axes.values())]
+    return list(dict.fromkeys(_in_parallel(cfg, toggles) for toggles in combos))
+
+
+def _in_parallel(cfg: LabConfig, toggles: dict[str, Any]) -> LabConfig:
+    """``cfg`` with ``toggles``; what a swept EP size or dispatcher leaves open follows from them.
+
+    At EP1 nothing is dispatched or placed, so such combinations are one. Where the dispatcher is swept and ``attn_dp`` is not,
+    each runs as it is meant to: ``all_reduce`` and ``symm_mem`` with all rows on every rank, the others with rows of their own.
+    """
+    ep = toggles.get("ep_size", cfg.parallel.ep_size)
+    if ep == 1 and "ep_size" in toggles:
+        alone = {"dispatcher": "all_reduce", "placement": "contiguous", "num_redundant_experts": 0, "attn_dp": 1}
+        toggles = {**toggles, **alone}
+    elif "dispatcher" in toggles and "attn_dp" not in toggles:
+        alike = toggles["dispatcher"] in (*NEED_ALIKE, *TAKE_BOTH)
+        toggles = {**toggles, "attn_dp": 1 if alike else ep}
+    return cfg.replace(**toggles)
 
 
 def path_key(cfg: LabConfig) -> LabConfig:

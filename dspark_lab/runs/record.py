@@ -30,6 +30,16 @@ STEP_COLUMNS: dict[str, str] = {
 }
 
 
+FEW_REAL = 0.25
+"""Below that share of real rows a rank's work is mostly padding."""
+
+
+def real_share(part: dict[str, Any]) -> float:
+    """Real rows over padded ones of one rank's forwards, from its part of `Run.ep`; NaN where they were not counted."""
+    padded = part.get("padded_rows", 0)
+    return part["real_rows"] / padded if padded else float("nan")
+
+
 def empty_steps() -> pd.DataFrame:
     """A step table with the full schema and no rows."""
     return pd.DataFrame({name: pd.Series(dtype=kind) for name, kind in STEP_COLUMNS.items()})
@@ -114,6 +124,18 @@ class Run:
         how = "profiled" if kinds == {True} and not self.quoted else "unprofiled"
         drawn = ", simulated acceptance" if self.acceptance and self.acceptance.simulated else ""
         return f"{self.shown_source} {when} on {self.device_name}, {how}{drawn}".replace("  ", " ")
+
+    @property
+    def mostly_padding(self) -> str | None:
+        """Which ranks computed mostly padding, in one line with the way out; None where none did."""
+        few = [(d["rank"], real_share(d)) for d in self.ep if real_share(d) < FEW_REAL]
+        if not few:
+            return None
+        ranks = ", ".join(f"rank {rank} {share:.0%}" for rank, share in few)
+        return (
+            f"{self.name}: real rows are under a quarter of the padded ones ({ranks}); a larger batch_size, a smaller attn_dp "
+            "or closer buckets waste less."
+        )
 
     def step_us(self, *, profiled: bool = False, skip: int = 2) -> pd.DataFrame:
         """Steps as the maximum over ranks, one row a (process, repeat, step), from the third step of each block on."""

@@ -16,6 +16,7 @@ import plotly.graph_objects as go
 from dspark_lab.errors import LabError
 from dspark_lab.runs.record import Run
 from dspark_lab.view.causes import causes, edits, step_parts
+from dspark_lab.view.ep import ep_lanes, ep_sweep, ep_traffic, expert_heatmap
 from dspark_lab.view.rows import TOO_FEW, arm_of, by_arm, is_few
 from dspark_lab.view.strip import step_strip
 from dspark_lab.view.sweeps import host_work, launch_lead
@@ -24,7 +25,7 @@ from dspark_lab.view.timeline import timeline
 from dspark_lab.view.waits import waits
 
 __all__ = [
-    "acceptance", "causes", "comparison", "edits", "host_work", "latency", "launch_lead", "step_parts", "step_strip", "timeline", "waits",
+    "acceptance", "causes", "comparison", "edits", "ep_lanes", "ep_sweep", "ep_traffic", "expert_heatmap", "host_work", "latency", "launch_lead", "step_parts", "step_strip", "timeline", "waits",
 ]  # fmt: skip
 
 MAX_POINTS = 1500

@@ -1,0 +1,161 @@
+"""Expert parallelism in pictures: `ep_lanes`, `expert_heatmap`, `ep_sweep`, `ep_traffic`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import plotly.graph_objects as go
+from plotly.subplots import make_subplots
+
+from dspark_lab.analysis.ep import expert_load, imbalance_of, traffic_of
+from dspark_lab.analysis.intervals import step_interval
+from dspark_lab.runs.record import Run
+from dspark_lab.view.theme import COLOURS, HATCHED, joined, message, stroke, titled
+
+KINDS = {
+    "wait": COLOURS["wait"],
+    "dispatch": COLOURS["communication"],
+    "experts": COLOURS["compute"],
+    "combine": COLOURS["copy"],
+}
+SHOWN_EXCHANGES = 6
+"""Layers drawn in lanes: a picture of all of a large model's would show nothing."""
+
+
+def ep_lanes(run: Run, *, title: str = "Ranks side by side") -> go.Figure:
+    """A lane a rank, on one clock that starts when the ranks first met: waiting for the slowest, dispatch, experts, combine."""
+    parts = [d for d in sorted(run.ep, key=lambda d: d["rank"]) if d.get("exchange", {}).get("spans")]
+    if not parts:
+        return message(title, "This run did not time its exchanges: measure one with lab.sweep at ep_size above 1.")
+    figure, spans_a_layer = go.Figure(), 5  # wait, dispatch, experts, wait, combine
+    for kind, colour in KINDS.items():
+        x, base, y, text = [], [], [], []
+        for part in parts:
+            for name, start, us in part["exchange"]["spans"][1 : spans_a_layer * SHOWN_EXCHANGES]:
+                if name == kind:
+                    x, base, y = [*x, us], [*base, start], [*y, f"rank {part['rank']}"]
+                    text.append(f"{kind} {us:.0f} µs")
+        figure.add_bar(
+            x=x, base=base, y=y, orientation="h", name=kind, hovertext=text, hoverinfo="text+y",
+            marker={"color": colour, "line": {"width": 0}, "pattern": {"shape": HATCHED.get(kind, "")}},
+        )  # fmt: skip
+    figure.update_layout(barmode="overlay", bargap=0.3)
+    figure.update_xaxes(title_text="µs since the ranks first met")
+    figure.update_yaxes(autorange="reversed", title_text="")
+    return titled(figure, title, f"{run.name} · eager, each exchange behind a meeting of all ranks · {run.label}")
+
+
+def expert_heatmap(
+    runs: Run | Sequence[Run], *, who: str = "target", title: str = "Rows by layer and expert"
+) -> go.Figure:
+    """A map a run, before and after a placement say: columns are experts in the order in which ranks hold them.
+
+    Colour is an expert's rows over the mean of its layer's experts; lines part the ranks.
+    """
+    runs = [runs] if isinstance(runs, Run) else list(runs)
+    counted = [r for r in runs if any(who in d and "experts" in d[who] for d in r.ep)]
+    if not counted:
+        return message(title, "No run here counted its expert load: lab.sweep does.")
+    figure = make_subplots(
+        rows=len(counted), cols=1, subplot_titles=[_placed(r, who) for r in counted], vertical_spacing=0.16
+    )
+    top = max(float((_held(r, who)[0]).max()) for r in counted)
+    for row, run in enumerate(counted, start=1):
+        z, names, width = _held(run, who)
+        figure.add_heatmap(
+            z=z, customdata=names, coloraxis="coloraxis", row=row, col=1, xgap=1, ygap=1,
+            hovertemplate="layer %{y}, expert %{customdata}: %{z:.2f} × the mean<extra></extra>",
+        )  # fmt: skip
+        for edge in range(width, z.shape[1], width):
+            figure.add_vline(x=edge - 0.5, line={"color": "white", "width": 4}, row=row, col=1)  # pyright: ignore[reportArgumentType]
+        ranks = z.shape[1] // width
+        ticks = [width * r + (width - 1) / 2 for r in range(ranks)]
+        figure.update_xaxes(tickvals=ticks, ticktext=[f"rank {r}" for r in range(ranks)], row=row, col=1)
+        figure.update_yaxes(title_text="layer", dtick=max(z.shape[0] // 6, 1), row=row, col=1)
+    figure.update_layout(
+        coloraxis={
+            "colorscale": "Cividis",
+            "cmin": 0,
+            "cmax": top,
+            "colorbar": {"title": {"text": "× mean"}, "thickness": 12},
+        }
+    )
+    return titled(figure, title, joined(r.label for r in counted))
+
+
+def _held(run: Run, who: str) -> tuple[np.ndarray, np.ndarray, int]:
+    """[layers, experts held] rows over the layer's mean in order of rank, logical ids alike, and experts of a rank."""
+    parts = [d[who] for d in sorted(run.ep, key=lambda d: d["rank"]) if who in d]
+    rows = np.concatenate([np.array(part["rows"], dtype=float) for part in parts], axis=1)
+    names = np.concatenate([np.array(part["experts"]) for part in parts], axis=1)
+    mean = rows.sum(axis=1, keepdims=True) / expert_load(run, who).shape[1]
+    return np.divide(rows, mean, out=np.zeros_like(rows), where=mean > 0), names, len(parts[0]["rows"][0])
+
+
+def _placed(run: Run, who: str) -> str:
+    p, even = run.config.parallel, imbalance_of(run, who)
+    redundant = f", {p.num_redundant_experts} redundant" if p.num_redundant_experts else ""
+    said = f": imbalance {even.mean:.3f}, bound {even.bound:.3f}" if even else ""
+    return f"<span style='font-size:12px'>{p.placement}{redundant} over {p.ep_size} rank{'s' * (p.ep_size > 1)}{said}</span>"
+
+
+def ep_sweep(runs: Sequence[Run], *, title: str = "Step by EP size") -> go.Figure:
+    """Median step of each run with its 95 % interval, against EP size; a line for each dispatcher, placement and batch size."""
+    arms = [r for r in runs if r.role == "arm" and not math.isnan(r.step_ms_p50)]
+    if not arms:
+        return message(title, "No run here has unprofiled steps.")
+    figure, lines = go.Figure(), _lines(arms)
+    colours = [COLOURS[k] for k in ("compute", "wait", "draft", "communication", "copy", "verify", "host")]
+    sizes = sorted({r.config.parallel.ep_size for r in arms})
+    for k, (name, members) in enumerate(lines.items()):
+        members = sorted(members, key=lambda r: r.config.parallel.ep_size)
+        spread = [step_interval(r) for r in members]
+        mids = [r.step_ms_p50 for r in members]
+        at = [sizes.index(r.config.parallel.ep_size) + 0.06 * (k - (len(lines) - 1) / 2) for r in members]
+        figure.add_scatter(
+            x=at, y=mids, name=name, mode="lines+markers", line={"color": colours[k % len(colours)], "width": 2},
+            marker={"size": 8, "symbol": stroke(members[0].shown_source)["symbol"]},
+            error_y={
+                "type": "data", "symmetric": False, "thickness": 1.5,
+                "array": [max(i.high - m, 0) if i.known else 0 for i, m in zip(spread, mids, strict=True)],
+                "arrayminus": [max(m - i.low, 0) if i.known else 0 for i, m in zip(spread, mids, strict=True)],
+            },
+            customdata=[[r.name, i.low, i.high, i.n] for r, i in zip(members, spread, strict=True)],
+            hovertemplate="%{customdata[0]}<br>%{y:.3f} ms, 95 % %{customdata[1]:.3f} to %{customdata[2]:.3f}"
+            " over %{customdata[3]} replicates<extra></extra>",
+        )  # fmt: skip
+    figure.update_xaxes(title_text="EP size", tickvals=list(range(len(sizes))), ticktext=[str(s) for s in sizes])
+    figure.update_yaxes(title_text="step, ms, maximum over ranks", rangemode="tozero")
+    return titled(figure, title, f"bars: 95 % intervals · {joined(r.label for r in arms)}")
+
+
+def _lines(arms: Sequence[Run]) -> dict[str, list[Run]]:
+    """By what is said of a line; the runs at EP1, which have no dispatcher, begin each line of their batch size."""
+    several = len({r.config.engine.batch_size for r in arms}) > 1
+    one = [r for r in arms if r.config.parallel.ep_size == 1]
+    lines: dict[str, list[Run]] = {}
+    for r in arms:
+        p, e = r.config.parallel, r.config.engine
+        if p.ep_size == 1:
+            continue
+        parts = [p.dispatcher, p.placement, *[f"{p.num_redundant_experts} redundant"] * (p.num_redundant_experts > 0)]
+        parts += [f"batch {e.batch_size}"] * several + [f"attn_dp {p.attn_dp}"] * (p.attn_dp not in (1, p.ep_size))
+        lines.setdefault(", ".join(parts), []).append(r)
+    for members in lines.values():
+        batch = members[0].config.engine.batch_size
+        members += [r for r in one if r.config.engine.batch_size == batch][:1]
+    return lines or {"EP 1": one}
+
+
+def ep_traffic(run: Run, *, who: str = "target", title: str = "Rows from rank to rank") -> go.Figure:
+    """Who sent how many rows to whom, over all layers; the diagonal stayed at home."""
+    sent = traffic_of(run, who)
+    if sent is None:
+        return message(title, "Only dispatcher='all_to_all' sends different rows to different ranks.")
+    ranks = [f"rank {r}" for r in range(len(sent))]
+    figure = go.Figure(go.Heatmap(z=sent, x=ranks, y=ranks, colorscale="Cividis", texttemplate="%{z}", xgap=2, ygap=2))
+    figure.update_xaxes(title_text="to")
+    figure.update_yaxes(title_text="from", autorange="reversed")
+    return titled(figure, title, f"{run.name} · {run.label}")

@@ -11,8 +11,8 @@ from dspark_lab.models.weights import build
 from dspark_lab.plan.load import Loads, made_load
 from dspark_lab.runs.measure import counted_block
 
-STEPS = 32
-"""Of the workload, which count the load; the measured ones come after them, on other requests as well."""
+STEPS = 16
+"""Of the workload, which count the load: the same that count it again under the placement they led to."""
 
 
 def loads_for(cfg: LabConfig, device: torch.device, groups: ParallelGroups) -> dict[str, Loads] | None:

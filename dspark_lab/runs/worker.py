@@ -34,7 +34,7 @@ from dspark_lab.runs.spec import Arm, JobSpec, write_json
 
 STOP_EVERY = 4
 """Steps between two looks at the stop flag, which the ranks agree on."""
-LOAD_STEPS = 8
+LOAD_STEPS = 16
 """Steps that count expert load, after the timed blocks."""
 
 

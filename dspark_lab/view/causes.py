@@ -115,7 +115,7 @@ def edits(predicted: WhatIf, *, title: str = "What single edits would gain") -> 
         )  # fmt: skip
     most = max(r["gain_us"] for r in rows)
     figure.update_xaxes(
-        title_text="µs a step gained, by replay", range=[min(0, *(r["gain_us"] for r in rows)), most * 1.25 + 1]
+        title_text="µs a step gained, by replay", range=[min(0, *(r["gain_us"] for r in rows)), most * 1.4 + 1]
     )
     figure.update_yaxes(
         tickvals=list(range(len(rows))), ticktext=names, range=[len(rows) - 0.4, -0.6], fixedrange=True, showgrid=False

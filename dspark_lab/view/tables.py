@@ -44,7 +44,7 @@ def _note(text: str) -> str:
 
 
 def summary_html(summary: dict[str, Any]) -> str:
-    """The figures of `lab.summarize`, waits and what is not sound; of several ranks one table each."""
+    """What is not sound in a trace, the figures of `lab.summarize` and waits; of several ranks one table each."""
     if "ranks" in summary:
         return "".join(f"<b>rank {rank}</b>{summary_html(one)}" for rank, one in summary["ranks"].items())
     s = summary
@@ -57,7 +57,7 @@ def summary_html(summary: dict[str, Any]) -> str:
     if top:
         rows = [[w["name"], w["kind"], w["count"], _num(w["total_us"], 0), w["site"]] for w in top]
         out += _html(["the host waits in", "kind", "times", "µs in all", "where"], rows)
-    return out + integrity_html(s.get("integrity") or {})
+    return integrity_html(s.get("integrity") or {}) + out
 
 
 def waits_html(table: pd.DataFrame) -> str:

@@ -145,10 +145,10 @@ def test_quickstart(jupyter: str, page: Page, asked_outside: list[str], shots: P
 
     # somebody's trace
     panel.tab("Trace file")
-    panel.box.locator("input[type=text]:visible").fill(str(CAPTURE))
+    panel.box.locator("input[type=text]:visible").first.fill(str(CAPTURE))
     panel.button("Open").click()
     expect(panel.box).to_contain_text("cudaStreamSynchronize", timeout=20_000)
-    panel.drawn()
+    expect(panel.box.locator(".dspark-timeline:visible")).to_contain_text("events drawn one by one", timeout=20_000)
     expect(panel.red).to_have_count(0)
     panel.shot(shots / "6_trace_file.png")
 

@@ -27,11 +27,11 @@ class TraceChoice:
     ) -> None:
         self.label = label
         self.box = W.Combobox(
-            placeholder=PLACE, description=label, ensure_option=False, continuous_update=False, layout=W.Layout(width="400px"),
+            placeholder=PLACE, description=label, ensure_option=False, continuous_update=False, layout=W.Layout(width="380px"),
             style={"description_width": "46px"},
         )  # fmt: skip
         self.upload = W.FileUpload(
-            accept=".json,.gz", multiple=True, description="", layout=W.Layout(width="40px", min_width="40px", padding="0 8px"),
+            accept=".json,.gz", multiple=True, description="", layout=W.Layout(width="62px", min_width="62px"),
             tooltip="send files of this computer, several as the ranks of one job; over some 10 MB give a path instead",
         )  # fmt: skip
         self._runs: dict[str, Run] = {}

@@ -26,7 +26,7 @@ class TraceFileTab:
         self.choice = TraceChoice("Trace", guard, self.load)
         self.open = W.Button(description="Open", layout=W.Layout(width="70px", min_width="70px"))
         self.pattern = W.Text(
-            placeholder="steps named otherwise: a pattern (regex)", continuous_update=False, layout=W.Layout(width="250px")
+            placeholder="step pattern (regex)", continuous_update=False, layout=W.Layout(width="150px")
         )  # fmt: skip
         self.said, self.summary, self.stage = W.HTML(ASKED), W.HTML(layout=W.Layout(width="100%")), Stage()
         self._changed, self._code = changed, ""

@@ -35,12 +35,10 @@ class WhatIfTab:
             options=DROPS,
             value="sync",
             description="Without",
-            layout=slim("330px"),
+            layout=slim("300px"),
             style={"description_width": "52px"},
         )
-        self.kernel = W.Text(
-            placeholder="without kernels: a regular expression", continuous_update=False, layout=slim("250px")
-        )
+        self.kernel = W.Text(placeholder="without kernels (regex)", continuous_update=False, layout=slim("180px"))
         self.host = W.BoundedFloatText(
             value=1.0, min=0.0, max=100.0, step=0.1, description="Host time ×", layout=slim("140px"), style={"description_width": "76px"}
         )  # fmt: skip
@@ -52,7 +50,10 @@ class WhatIfTab:
         self.replay.on_click(guard(lambda _: self.load()))
         for w in (self.drop, self.kernel, self.host):
             w.observe(guard(lambda _: None if self._own else self.edit()), names="value")
-        rows = [W.HBox([self.choice.widget, self.replay]), W.HBox([self.drop, self.kernel, self.host])]
+        rows = [
+            W.HBox([self.choice.widget, self.replay]),
+            W.HBox([self.drop, self.kernel, self.host], layout=W.Layout(flex_flow="row wrap")),
+        ]
         self.widget = W.VBox([*rows, self.said, self.picture.widget, self.waits])
 
     @property

@@ -224,6 +224,7 @@ function render({ model, el }) {
     model.send({ do: "zoom", lo: Math.round(lo), hi: Math.round(hi), width: Math.round(plot()) });
   }
   function go(a, b) {
+    tip.style.display = "none";
     const span = Math.max(b - a, MIN_NS), most = (scene.hi - scene.lo) * 1.2 + MIN_NS;
     const mid = Math.min(Math.max((a + b) / 2, scene.lo), scene.hi);
     lo = mid - Math.min(span, most) / 2; hi = mid + Math.min(span, most) / 2;

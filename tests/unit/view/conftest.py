@@ -28,8 +28,10 @@ def capture(folder: Path, *, blocking: bool = False, steps: int = 6, kernels: in
     for n in range(steps):
         host = n * PERIOD
         add(f"ProfilerStep#{n}", "user_annotation", host, PERIOD - 10, 1)
+        if gpu and blocking:
+            add("cudaStreamSynchronize", "cuda_runtime", host + 50, 330, 1, correlation=10 * n + 1)
         for phase, at in (("draft", 400.0), ("verify", 600.0)):
-            correlation = 10 * n + (phase == "verify") + 1
+            correlation = 10 * n + (phase == "verify") + 2
             if not gpu:
                 add(f"dspark::{phase}", "user_annotation", host + at, 150, 1)
                 add("aten::mm", "cpu_op", host + at + 5, 100, 1)
@@ -40,8 +42,6 @@ def capture(folder: Path, *, blocking: bool = False, steps: int = 6, kernels: in
             for k in range(kernels):
                 name = "ncclDevKernel_AllReduce" if k == 3 else "void ns::gemm_kernel<float>(int)"
                 add(name, "kernel", start + k * each, each, 7, correlation=correlation, stream=7, device=0)
-        if gpu and blocking:
-            add("cudaStreamSynchronize", "cuda_runtime", host + 50, 330, 1, correlation=10 * n + 5)
     name = f"{'blocking' if blocking else 'none'}{'' if gpu else '_cpu'}_rank0.pt.trace.json"
     path = folder / name
     path.write_text(json.dumps({"schemaVersion": 1, "traceEvents": events}))

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from dspark_lab.analysis.padding import PADDING_COLUMNS, PRE_COLUMNS, batches, pre_kernels
 from dspark_lab.trace import Trace, TraceSet, open_trace
 
 NODE_COLUMNS = (
@@ -15,8 +16,20 @@ NODE_COLUMNS = (
 )  # fmt: skip
 LAUNCH_COLUMNS = (
     "rank", "graph", "step", "correlation", "ts_ns", "call_us", "lead_us", "num_nodes", "is_complete", "span_us", "busy_us", "gap_us", "profiled",
+    *PRE_COLUMNS, *PADDING_COLUMNS,
 )  # fmt: skip
-_INTS = ("rank", "node", "num_replays", "step", "correlation", "ts_ns", "num_nodes")
+_INTS = (
+    "rank",
+    "node",
+    "num_replays",
+    "step",
+    "correlation",
+    "ts_ns",
+    "num_nodes",
+    "num_pre_kernels",
+    "batch",
+    "captured_batch",
+)
 
 
 @dataclass(frozen=True)
@@ -25,7 +38,8 @@ class Replays:
 
     launches: one row a replay: graph (``graph 7`` by its id, else ``graph A``, ``graph B`` by what it holds), step, correlation, ts_ns and
         call_us of the launch, lead_us, num_nodes (device events), is_complete (False: fewer than the fullest replay of its graph),
-        span_us (first start to last end), busy_us, gap_us (span not busy).
+        span_us (first start to last end), busy_us, gap_us (span not busy); num_pre_kernels, pre_kernels_us, pre_kernels: kernels launched singly
+        just before it in its step; batch, captured_batch, captured_source: rows asked for and rows captured, see ``dspark_lab.analysis.padding``.
     nodes: one row a node of a graph: name, num_replays it was found in, its duration and the gap before it over replays. Complete replays
         count, and of the others the nodes that could be placed (by node id, else in order).
     """
@@ -63,7 +77,7 @@ def _empty(columns: tuple[str, ...]) -> pd.DataFrame:
             else bool
             if c in ("is_complete", "profiled")
             else object
-            if c in ("graph", "name")
+            if c in ("graph", "name", "pre_kernels", "captured_source")
             else float
         )
 
@@ -118,7 +132,10 @@ def _of_rank(trace: Trace) -> tuple[pd.DataFrame, pd.DataFrame]:
                 {"graph": graph, "node": at[placed], "dur": (end - start)[placed] / 1000, "gap": before[placed] / 1000}
             )
         )
-    launches = pd.DataFrame(launch_rows, columns=list(LAUNCH_COLUMNS)).sort_values("ts_ns", ignore_index=True)
+    own = [c for c in LAUNCH_COLUMNS if c not in (*PRE_COLUMNS, *PADDING_COLUMNS)]
+    launches = pd.DataFrame(launch_rows, columns=own, index=pd.Index(list(groups)))
+    launches = launches.join(pre_kernels(trace)).sort_values("ts_ns", ignore_index=True)
+    launches = launches.join(batches(trace, launches))[list(LAUNCH_COLUMNS)]
     every = pd.concat(node_rows, ignore_index=True)
     by = every.groupby(["graph", "node"], sort=True)
     nodes = pd.DataFrame(

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 import dspark_lab as lab
+from dspark_lab.analysis import padding
 from dspark_lab.analysis.replays import LAUNCH_COLUMNS, NODE_COLUMNS
 
 
@@ -91,3 +92,62 @@ def test_no_graphs_gives_empty_tables(hostile: Path) -> None:
     found = lab.replays(hostile / "ok")
     assert tuple(found.launches.columns) == LAUNCH_COLUMNS
     assert tuple(found.nodes.columns) == NODE_COLUMNS
+
+
+def test_kernels_before_a_replay_are_its_own_row(made, write, h200):
+    trace = made()
+    for step in range(4):
+        t = 1000.0 * step
+        trace.mark(f"ProfilerStep#{step}", t, 900)
+        for k in range(2):
+            trace.device("fill", t + 30 + 10 * k, 4, trace.call("LaunchKernel", t + 5 + 8 * k, 5))
+        launch = trace.call("GraphLaunch", t + 40, 100)
+        trace.device("gemm", t + 200, 40, launch).device("gemm", t + 250, 40, launch)
+        trace.device("sample", t + 300, 7, trace.call("LaunchKernel", t + 160, 5))
+    rows = lab.replays(write(trace.content())).launches
+    assert rows["num_pre_kernels"].tolist() == [2] * 4
+    assert rows["pre_kernels_us"].tolist() == [8.0] * 4
+    assert set(rows["pre_kernels"]) == {"2 × fill"}
+    assert (rows["batch"].tolist(), set(rows["captured_source"])) == ([-1] * 4, {""})
+    real = lab.replays(h200 / "trace_none.json.gz").launches
+    assert real["num_pre_kernels"].gt(0).any()
+
+
+def test_padding_from_annotations_and_from_the_largest_batch(made, write):
+    def loop(around):
+        trace = made()
+        for step, batch in enumerate((5, 8, 3)):
+            t = 1000.0 * step
+            trace.mark(f"step[DECODE bs={batch}]", t, 900)
+            if around:
+                trace.mark(around, t + 30, 200)
+            launch = trace.call("GraphLaunch", t + 40, 100)
+            trace.device("gemm", t + 200, 40, launch).device("norm", t + 250, 40, launch)
+        return lab.replays(write(trace.content())).launches
+
+    told = loop("cuda_graph bs=16")
+    assert told["batch"].tolist() == [5, 8, 3]
+    assert (told["captured_batch"].tolist(), set(told["captured_source"])) == ([16, 16, 16], {"annotation"})
+    guessed = loop(None)
+    assert (guessed["captured_batch"].tolist(), set(guessed["captured_source"])) == ([8, 8, 8], {"at least"})
+
+
+@pytest.mark.parametrize(
+    ("name", "batch"),
+    [("execute_context_0(0)_generation_5(5)", 5), ("step[TARGET_VERIFY bs=4]", 4), ("ProfilerStep#3", -1)],
+)
+def test_batch_of_a_label(name, batch):
+    assert padding._number(padding._BATCH, name) == batch
+
+
+@pytest.mark.parametrize(
+    ("name", "size"),
+    [
+        ("padded batch_size: 8", 8),
+        ("cudagraph(num_tokens=32)", 32),
+        ("captured graph, size = 4", 4),
+        ("graph_runner.py(3)", -1),
+    ],
+)
+def test_captured_size_of_a_label(name, size):
+    assert padding._number(padding._CAPTURED, name) == size

@@ -107,5 +107,4 @@ class AllToAllDispatcher:
         row_numbers = torch.arange(num_rows, device=rows.device).expand(num_ranks, -1)
         source.scatter_(0, places.flatten(), row_numbers.flatten())
         with_nobody = torch.cat([rows, self.packing.nobody(1, rows.device)])
-        source[last] = num_rows
         return _Sent(places=places), self.ranks.all_to_all(with_nobody[source[:last]])

@@ -133,6 +133,7 @@ def captured_block(
             activities=activities,
             schedule=schedule(wait=0, warmup=CAPTURE_WARMUP, active=num_steps, repeat=1),
             on_trace_ready=lambda p: p.export_chrome_trace(str(path)),
+            acc_events=True,  # there is one cycle, and torch warns of many without it
         ) as prof:
             prof.add_metadata_json("dspark_lab", '{"profiled": true}')
             clock = _HostClock()

@@ -68,6 +68,32 @@ def waits_html(table: pd.DataFrame) -> str:
     return _html(["arm", "kind", "a step", "µs a step", "call and site"], rows) if rows else ""
 
 
+def ep_html(table: pd.DataFrame) -> str:
+    """Rows of `lab.ep_table`: what each rank waited, exchanged, computed and sent in a step."""
+    head = [
+        "arm",
+        "rank",
+        "step, ms",
+        "µs a step: waiting",
+        "dispatch",
+        "experts",
+        "combine",
+        "sent, kB",
+        "rows",
+        "real rows",
+        "imbalance",
+        "bound",
+    ]
+    rows = [
+        [r["name"], r["rank"], _num(r["step_ms_p50"], 3), *(_num(r[f"{k}_us"], 0) for k in ("wait", "dispatch", "experts", "combine")),
+         _num(r["bytes_a_step"] / 1e3, 1), _num(r["rows_a_step"], 0), _num(100 * r["real_share"], 0) + " %", _num(r["imbalance"], 3),
+         _num(r["bound"], 3)]
+        for r in records(table)
+    ]  # fmt: skip
+    note = "Waiting and exchanges are counted apart from the timed steps: eagerly, each exchange behind a meeting of all ranks."
+    return (_html(head, rows) + _note(note)) if rows else ""
+
+
 def replayed_html(waits: pd.DataFrame) -> str:
     """Waits of a `WhatIf` by site: as measured, as replayed without an edit, as predicted; the bill that moved stands out."""
     rows = [

@@ -21,6 +21,7 @@ from dspark_lab.view.panel.recordings import recordings
 from dspark_lab.view.panel.sentence import Finding, finding
 from dspark_lab.view.panel.stock import Stock, baseline_of, leads_ms
 from dspark_lab.view.panel.tabs.diff import DiffTab
+from dspark_lab.view.panel.tabs.ep import EpTab
 from dspark_lab.view.panel.tabs.export import ExportTab
 from dspark_lab.view.panel.tabs.plots import plot_tabs
 from dspark_lab.view.panel.tabs.shown import Shown
@@ -74,6 +75,7 @@ class Panel:
         order = [
             TimelineTab(self.guard, self._draw),
             *(plots[n] for n in ("Latency", "Compare", "Waits", "Acceptance")),
+            EpTab(),
             TraceFileTab(self.guard, self._say_code),
             DiffTab(self.guard, self._say_code),
             WhatIfTab(self.guard, self._say_code),

@@ -17,6 +17,7 @@ PICTURES: dict[str, str] = {
     "Waits": "lab.plot.waits({arms})",
     "Acceptance": "lab.plot.acceptance({arms})",
     "Compare": "lab.plot.comparison(table)",
+    "EP": "lab.plot.expert_heatmap([r for r in {arms} if r.config.parallel.ep_size > 1][:1])",
 }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable
 from typing import Any
@@ -64,18 +65,36 @@ class Control:
 
     def nobody_came(self, what: str, waited: float) -> RunFailed:
         """The error of a wait for ``what`` that had no end: names the ranks that have not posted that they wait too."""
-        self._post(what)
-        end = time.monotonic() + GRACE_S
-        missing = [r for r in range(self.size) if r != self.rank]
-        while missing and time.monotonic() < end:
-            missing = [r for r in missing if not self._posted(r)]
-            time.sleep(0.05)
+        missing = self._missing(what)
+        if missing is None:
+            return RunFailed(
+                f"the host of rank 0 does not answer, {waited:.0f} s after this rank {self.rank} of {self.size} came to {what}: it "
+                "is lost, or the network to it is."
+            )
         if not missing:
             return RunFailed(f"all {self.size} ranks wait at {what} for {waited:.0f} s and none of them is late.")
         names = ", ".join(map(str, missing))
         return RunFailed(
             f"rank {names} of {self.size} did not come to {what} within {waited:.0f} s; the other ranks were ended."
         )
+
+    def _missing(self, what: str) -> list[int] | None:
+        """Ranks that have not posted that they wait; None where the store does not answer, which rank 0's host keeps."""
+        found: list[list[int]] = []
+
+        def ask() -> None:
+            self._post(what)
+            end = time.monotonic() + GRACE_S
+            missing = [r for r in range(self.size) if r != self.rank]
+            while missing and time.monotonic() < end:
+                missing = [r for r in missing if not self._posted(r)]
+                time.sleep(0.05)
+            found.append(missing)
+
+        asking = threading.Thread(target=ask, daemon=True)  # a lost host keeps a caller of its store for minutes
+        asking.start()
+        asking.join(3 * GRACE_S)
+        return found[0] if found else None
 
     def _post(self, what: str) -> None:
         self._store.set(f"{self.rank}", f"{self._num_waits} {what}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from dataclasses import dataclass, field
 from typing import Any
@@ -57,9 +58,11 @@ class ExchangeTimes:
         self.num_exchanges, self._origin_ns = 0, 0
 
     def report(self, num_steps: int) -> dict[str, Any]:
-        """``us_a_step`` by kind, eager and with every exchange synchronised; ``spans``: [kind, start µs, µs]."""
+        """``us_a_step`` by kind, eager and with every exchange synchronised; ``spans``: [kind, start µs, µs] from
+        ``origin_us`` on, on the clock that all ranks of machine number ``node`` share."""
         per_step = {kind: total / max(num_steps, 1) for kind, total in self.total_us.items()}
-        return {"us_a_step": per_step, "spans": [list(s) for s in self.spans]}
+        where = {"node": int(os.environ.get("GROUP_RANK", "0")), "origin_us": self._origin_ns / 1e3}
+        return {"us_a_step": per_step, "spans": [list(s) for s in self.spans], **where}
 
 
 class Timed:

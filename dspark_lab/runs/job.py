@@ -6,7 +6,7 @@ import shutil
 import threading
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -143,7 +143,7 @@ class Job:
         for g in self._groups:
             made: dict[str, Run] = {}
             for arm in g.arms:
-                run = self._run(arm, state)
+                run = run_of(arm, [[(folder, r) for r in ranks] for _, folder, ranks in self._results], state)
                 if run is not None:
                     made[arm.name] = run.save(self.out / arm.name)
             for arm, shared in g.aliases:
@@ -155,57 +155,59 @@ class Job:
             runs += made.values()
         return runs
 
-    def _run(self, arm: Arm, status: str) -> Run | None:
-        """One arm over all processes; None where nothing of it was measured."""
-        rows, accepted, proposed, digests, traces, ep, env, tokens = [], None, None, set(), [], [], {}, 0
-        host: dict[str, list[float]] = {}
-        clocks: list[dict[str, Any]] = []
-        graphs: list[dict[str, Any]] = []
-        for _, folder, ranks in self._results:
-            for rank, result in enumerate(ranks):
-                part = result["arms"].get(arm.name)
-                if part is None:
-                    continue
-                rows += part["rows"]
-                env, tokens = env or result["environment"], part["tokens"] or tokens
-                digests |= set(part["digests"])
-                traces += [folder / t for t in part["traces"]]
-                clocks += part["clocks"]
-                graphs = graphs or part["graphs"]
-                for name, values in part["host"].items():
-                    host.setdefault(name, []).extend(values)
-                if "ep" in part:
-                    ep.append(part["ep"])
-                if rank % arm.config.parallel.rows_ranks == 0:  # the first of each attention replica
-                    accepted = _add(accepted, part["accepted"])
-                    proposed = _add(proposed, part["proposed"])
-        if not rows:
-            return None
-        if len(digests) > 1:
-            raise RunFailed(
-                f"arm {arm.name}: blocks or ranks committed different tokens ({len(digests)} digests); outputs must be equal."
-            )
-        steps = pd.DataFrame(rows)[list(STEP_COLUMNS)].astype(STEP_COLUMNS)
-        simulated = arm.config.engine.simulated_accept_length is not None
-        return Run(
-            name=arm.name,
-            config=arm.config,
-            source="measured",
-            steps=steps,
-            environment=env,
-            acceptance=Acceptance(accepted=tuple(accepted or ()), proposed=tuple(proposed or ()), simulated=simulated),
-            outputs={
-                "digest": next(iter(digests), ""),
-                "num_tokens": tokens,
-                "host": _host(host),
-                "clocks": clocks,
-                "graphs": graphs,
-            },
-            ep=ep,
-            status=status,
-            role=arm.role,
-            trace_paths=tuple(traces),
+
+def run_of(arm: Arm, processes: Sequence[Sequence[tuple[Path, dict[str, Any]]]], status: str) -> Run | None:
+    """One arm over all ``processes``, each the results of its ranks with the folder they lie in; None where nothing of it
+    was measured."""
+    rows, accepted, proposed, digests, traces, ep, env, tokens = [], None, None, set(), [], [], {}, 0
+    host: dict[str, list[float]] = {}
+    clocks: list[dict[str, Any]] = []
+    graphs: list[dict[str, Any]] = []
+    for ranks in processes:
+        for rank, (folder, result) in enumerate(ranks):
+            part = result["arms"].get(arm.name)
+            if part is None:
+                continue
+            rows += part["rows"]
+            env, tokens = env or result["environment"], part["tokens"] or tokens
+            digests |= set(part["digests"])
+            traces += [folder / t for t in part["traces"]]
+            clocks += part["clocks"]
+            graphs = graphs or part["graphs"]
+            for name, values in part["host"].items():
+                host.setdefault(name, []).extend(values)
+            if "ep" in part:
+                ep.append(part["ep"])
+            if rank % arm.config.parallel.rows_ranks == 0:  # the first of each attention replica
+                accepted = _add(accepted, part["accepted"])
+                proposed = _add(proposed, part["proposed"])
+    if not rows:
+        return None
+    if len(digests) > 1:
+        raise RunFailed(
+            f"arm {arm.name}: blocks or ranks committed different tokens ({len(digests)} digests); outputs must be equal."
         )
+    steps = pd.DataFrame(rows)[list(STEP_COLUMNS)].astype(STEP_COLUMNS)
+    simulated = arm.config.engine.simulated_accept_length is not None
+    return Run(
+        name=arm.name,
+        config=arm.config,
+        source="measured",
+        steps=steps,
+        environment=env,
+        acceptance=Acceptance(accepted=tuple(accepted or ()), proposed=tuple(proposed or ()), simulated=simulated),
+        outputs={
+            "digest": next(iter(digests), ""),
+            "num_tokens": tokens,
+            "host": _host(host),
+            "clocks": clocks,
+            "graphs": graphs,
+        },
+        ep=ep,
+        status=status,
+        role=arm.role,
+        trace_paths=tuple(traces),
+    )
 
 
 def _host(values: dict[str, list[float]]) -> dict[str, float]:

@@ -254,6 +254,7 @@ def die_with(parent_pid: int) -> None:
 def main(folder: Path) -> int:
     """Runs one rank; an error is left in ``error.rank{r}.json`` with the place where it happened."""
     rank = int(os.environ.get("RANK", "0"))
+    terminal = os.dup(2)
     log = os.open(folder / f"rank{rank}.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     os.dup2(log, 1)
     os.dup2(log, 2)
@@ -275,6 +276,7 @@ def main(folder: Path) -> int:
             "at": time.time(),
         }
         write_json(folder / f"error.rank{rank}.json", error)
+        os.write(terminal, f"rank {rank}: {error['message']}\n".encode())  # where torchrun was called by hand
         os._exit(3)
     sys.stdout.flush()
     os._exit(0)  # results are on disk; a process group that does not shut down must not hold the job

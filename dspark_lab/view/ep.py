@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import plotly.graph_objects as go
@@ -30,12 +31,13 @@ def ep_lanes(run: Run, *, title: str = "Ranks side by side") -> go.Figure:
     if not parts:
         return message(title, "This run did not time its exchanges: measure one with lab.sweep at ep_size above 1.")
     figure, spans_a_layer = go.Figure(), 5  # wait, dispatch, experts, wait, combine
+    shift = _shifts(parts)
     for kind, colour in KINDS.items():
         x, base, y, text = [], [], [], []
         for part in parts:
             for name, start, us in part["exchange"]["spans"][1 : spans_a_layer * SHOWN_EXCHANGES]:
                 if name == kind:
-                    x, base, y = [*x, us], [*base, start], [*y, f"rank {part['rank']}"]
+                    x, base, y = [*x, us], [*base, start + shift[part["rank"]]], [*y, f"rank {part['rank']}"]
                     text.append(f"{kind} {us:.0f} µs")
         figure.add_bar(
             x=x, base=base, y=y, orientation="h", name=kind, hovertext=text, hoverinfo="text+y",
@@ -45,6 +47,16 @@ def ep_lanes(run: Run, *, title: str = "Ranks side by side") -> go.Figure:
     figure.update_xaxes(title_text="µs since the ranks first met")
     figure.update_yaxes(autorange="reversed", title_text="")
     return titled(figure, title, f"{run.name} · eager, each exchange behind a meeting of all ranks · {run.label}")
+
+
+def _shifts(parts: Sequence[dict[str, Any]]) -> dict[int, float]:
+    """By rank, µs from its machine's zero to its own: ranks of a machine share a clock, machines have met when they first met."""
+    first: dict[int, float] = {}
+    for part in parts:
+        e = part["exchange"]
+        node = e.get("node", 0)
+        first[node] = min(first.get(node, math.inf), e.get("origin_us", 0.0))
+    return {p["rank"]: p["exchange"].get("origin_us", 0.0) - first[p["exchange"].get("node", 0)] for p in parts}
 
 
 def expert_heatmap(

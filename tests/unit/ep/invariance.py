@@ -49,8 +49,8 @@ def prompts(batch_size: int) -> list[list[int]]:
     return [rng.integers(0, 255, rng.integers(1, 12)).tolist() for _ in range(batch_size + 2)]
 
 
-def arms(world: int, whole: bool) -> Iterator[dict[str, Any]]:
-    """Toggles of every arm of ``world`` ranks; `whole` or a part in which each value still comes up."""
+def arms(world: int, every: int) -> Iterator[dict[str, Any]]:
+    """Toggles of every ``every``-th arm of ``world`` ranks."""
     n = 0
     layouts = [(d, 1) for d in SHARED] + [(d, world) for d in APART] + [("all_to_all", world // 2)] * (world > 2)
     for (dispatcher, dp), place, tight in itertools.product(layouts, PLACEMENTS, (False, True)):
@@ -61,7 +61,7 @@ def arms(world: int, whole: bool) -> Iterator[dict[str, Any]]:
         for batch_size, alloc in itertools.product(BATCHES, STRATEGIES):
             n += 1
             # Where rows are cut into chunks, buckets are multiples of the ranks that share them.
-            if whole or n % EVERY[world] == 0:
+            if n % every == 0:
                 yield {**weights, "batch_size": batch_size, "alloc": alloc}
 
 
@@ -69,12 +69,12 @@ def loads() -> dict[str, Any]:
     return {who: made_load("zipf", layers, 8, 2).tolist() for who, layers in (("target", 2), ("drafter", 1))}
 
 
-def rank_main(rank: int, world: int, folder: str, whole: bool) -> None:
+def rank_main(rank: int, world: int, folder: str, every: int) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder}/store{world}", rank=rank, world_size=world)
     built: dict[Any, Any] = {}
     with open(f"{folder}/{world}.{rank}.jsonl", "w") as out:
-        for toggles in arms(world, whole):
+        for toggles in arms(world, every):
             cfg = base().replace(**toggles)
             key = cfg.parallel
             if key not in built:
@@ -94,13 +94,13 @@ def reference() -> dict[int, Any]:
     return {b: [[g.tokens for g in got], [g.acceptance_lengths for g in got]] for b, got in done.items()}
 
 
-def run(worlds: tuple[int, ...], whole: bool, folder: str, limit_s: float) -> dict[int, tuple[int, float]]:
-    """By world size: arms that were equal on every rank, and seconds. Raises AssertionError at the first difference."""
-    want, counted = reference(), {}
-    for world in worlds:
+def run(every: dict[int, int], folder: str, limit_s: float) -> Iterator[tuple[int, int, float]]:
+    """World size, arms that were equal on every rank, and seconds. Raises AssertionError at the first difference."""
+    want = reference()
+    for world, step in every.items():
         start = time.monotonic()
         fork = multiprocessing.get_context("fork")
-        ranks = [fork.Process(target=rank_main, args=(r, world, folder, whole)) for r in range(world)]
+        ranks = [fork.Process(target=rank_main, args=(r, world, folder, step)) for r in range(world)]
         for p in ranks:
             p.start()
         for p in ranks:
@@ -110,21 +110,23 @@ def run(worlds: tuple[int, ...], whole: bool, folder: str, limit_s: float) -> di
         assert not any(p.exitcode for p in ranks), f"exit codes of {world} ranks: {[p.exitcode for p in ranks]}"
         for rank in range(world):
             lines = [json.loads(line) for line in Path(f"{folder}/{world}.{rank}.jsonl").read_text().splitlines()]
-            assert len(lines) == len(list(arms(world, whole)))
+            assert len(lines) == len(list(arms(world, step)))
             for toggles, *got in lines:
                 assert got == want[toggles["batch_size"]], f"rank {rank} of {world} differs with {toggles}"
-        counted[world] = (len(lines), time.monotonic() - start)
-    return counted
+        yield world, len(list(arms(world, step))), time.monotonic() - start
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--worlds", default="2,4,8")
     parser.add_argument("--part", action="store_true", help="the arms that the suite runs")
+    parser.add_argument("--every", type=int, default=1, help="of the arms every so many-th")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        worlds = tuple(int(w) for w in args.worlds.split(","))
-        for world, (num, seconds) in run(worlds, not args.part, folder, limit_s=7200).items():
+        worlds = [int(w) for w in args.worlds.split(",")]
+        for world, num, seconds in run(
+            {w: EVERY[w] if args.part else args.every for w in worlds}, folder, limit_s=7200
+        ):
             print(f"EP {world}: {num} arms equal EP 1 on all {world} ranks, {seconds:.0f} s", flush=True)
     return 0
 

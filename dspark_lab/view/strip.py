@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -12,7 +13,7 @@ import plotly.graph_objects as go
 
 from dspark_lab.errors import LabError
 from dspark_lab.runs.record import Run
-from dspark_lab.view import lanes
+from dspark_lab.view import doubts, lanes
 from dspark_lab.view.browse.detail import Row, look
 from dspark_lab.view.rows import arm_of, records
 from dspark_lab.view.source import one_capture, one_rank, open_cached, trace_label
@@ -85,6 +86,7 @@ def step_strip(traces: Mapping[str, Any] | Sequence[Run], *, step: int | None = 
     notes = [f"no step of: {', '.join(without)}"] * bool(without) + [f"no capture of: {', '.join(missing)}"] * bool(
         missing
     )
+    notes += doubts.notes({a.name: a.trace for a in arms})
     return _drawn(arms, labels, notes, title)
 
 
@@ -332,6 +334,8 @@ def _row_labels(figure: go.Figure, arms: list[_Arm]) -> None:
     for i, arm in enumerate(arms):
         lead = arm.step.get("launch_lead_us")
         said = f"step {arm.step['step']}: {arm.step['period_us'] / 1e3:.2f} ms"
+        if why := doubts.doubtful_steps(arm.trace).get(int(arm.step["step"])):
+            said += f"<br><span style='color:#B34700'>⚠ {textwrap.shorten(why, 30, placeholder='…')}</span>"
         if lead is not None and not pd.isna(lead):
             said += f"<br>launch lead {signed(lead / 1e3, 2)} ms"
         figure.add_annotation(

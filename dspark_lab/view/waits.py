@@ -8,6 +8,7 @@ import pandas as pd
 import plotly.graph_objects as go
 
 from dspark_lab.runs.record import Run
+from dspark_lab.view import doubts
 from dspark_lab.view.rows import arm_of, records
 from dspark_lab.view.source import one_rank, open_cached
 from dspark_lab.view.theme import fill, joined, message, titled
@@ -80,5 +81,6 @@ def waits(runs: Run | Sequence[Run], *, title: str = "Host waits a step") -> go.
     figure.update_layout(barmode="stack", showlegend=True, margin={"b": 84})
     without = [arm_of(r) for r in runs if not r.trace_paths]
     notes = [f"no capture of: {', '.join(without)}"] * bool(without)
+    notes += doubts.notes({arm_of(r): one_rank(open_cached(r)) for r in with_trace})
     label = joined(r.label.rsplit(", ", 1)[0] + ", profiled" for r in with_trace)
     return titled(figure, title, " · ".join([label, *notes]), height=150 + 34 * len(arms))

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
-from dspark_lab.analysis.breakdown import breakdown
 from dspark_lab.analysis.comm import clocks
 from dspark_lab.errors import LabError
 from dspark_lab.trace import Trace, TraceSet
 from dspark_lab.view.browse.tracks import Names, Track, tracks_of
+from dspark_lab.view.doubts import doubtful_steps, doubts
 from dspark_lab.view.rows import records
 
 
@@ -82,7 +82,7 @@ def scene(traces: Mapping[str, Trace | TraceSet], *, step: int | None = None) ->
                     name=name,
                     trace=trace,
                     zero_ns=own,
-                    doubts=_doubts(trace, alone=len(ranks) == 1),
+                    doubts=doubts(trace, alone=len(ranks) == 1),
                     bands=_bands(trace, own),
                 )
             )
@@ -201,32 +201,9 @@ def _steps(groups: list[Group]) -> pd.DataFrame:
     return pd.concat(out, ignore_index=True).sort_values("at", ignore_index=True)
 
 
-# -- doubts ------------------------------------------------------------------------------------------------------------
-
-
-def _doubts(trace: Trace, *, alone: bool) -> tuple[str, ...]:
-    """What the integrity report says, the figures it withholds as one line."""
-    report = trace.integrity
-    said = [
-        m
-        for m in report.messages
-        if " is withheld: " not in m and not (alone and m.startswith("the trace does not tell its rank"))
-    ]
-    by_reason: dict[str, list[str]] = {}
-    for figure, why in report.withheld.items():
-        by_reason.setdefault(why, []).append(figure)
-    return (*(f"not given: {', '.join(figures)} ({why})" for why, figures in by_reason.items()), *said)
-
-
 def _bands(trace: Trace, zero: int) -> tuple[tuple[int, int, str], ...]:
     """Steps whose device events are not all there, on the device's clock where it has any event of them, else on the host's."""
-    if trace.is_cpu_only or not len(trace.steps()):
-        return ()
-    report, missing = trace.integrity, {}
-    if report.num_launches_without_device_events or report.num_incomplete_replays or report.truncated:
-        withheld = breakdown(trace)
-        missing |= dict(zip(withheld["step"].tolist(), withheld["withheld"].tolist(), strict=True))
-    missing |= dict.fromkeys(report.steps_without_device_events, "no device events")
+    missing = doubtful_steps(trace)
     out = []
     for r in records(trace.steps()):
         if why := missing.get(r["step"], ""):

@@ -16,6 +16,7 @@ from dspark_lab.errors import LabError
 from dspark_lab.runs.record import Run
 from dspark_lab.trace import open_trace
 from dspark_lab.view import figures
+from dspark_lab.view.source import one_rank
 from dspark_lab.view.theme import COLOURS
 from dspark_lab.view.waits import waits_table
 from tests.unit.view.conftest import capture, measured
@@ -70,6 +71,18 @@ def test_timeline_marks_what_the_integrity_report_undermines(hostile: Path) -> N
     assert "⚠ step 6: no device events" in said
     assert any(s.type == "rect" and s.x1 > s.x0 for s in figure.layout.shapes)
     assert "⚠" not in figures.timeline(open_trace(hostile / "ok"), steps=None).layout.title.text
+
+
+def test_strip_and_waits_mark_a_capture_that_is_not_whole(hostile: Path, h200: Path, tmp_path: Path) -> None:
+    whole = (h200 / "trace_blocking.json.gz").read_bytes()
+    cut = tmp_path / "rank0.json.gz"
+    cut.write_bytes(whole[: len(whole) * 3 // 4])
+    strip = figures.step_strip({"cut": open_trace(cut), "whole": open_trace(h200 / "trace_none.json.gz")})
+    assert "⚠ cut: " in strip.layout.title.text
+    assert "⚠ whole" not in strip.layout.title.text
+    assert "⚠ blocking: " in figures.waits([measured("blocking", traces=(cut,))]).layout.title.text
+    lost = figures.step_strip({"huge": one_rank(open_trace(hostile / "hugedur"))}, step=6)
+    assert any("⚠ 1 launch calls" in str(a.text) for a in lost.layout.annotations)
 
 
 def test_cpu_trace_draws_phases_and_ops(tmp_path: Path) -> None:

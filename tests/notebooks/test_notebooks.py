@@ -24,6 +24,7 @@ def test_they_are_there():
         "02_ep1_regression",
         "03_tensorboard",
         "04_cuda_graphs",
+        "05_ep_sweep",
         "06_open_your_trace",
     ]
 

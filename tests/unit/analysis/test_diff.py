@@ -11,7 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 import dspark_lab as lab
-from dspark_lab.analysis.diff import plain_name
+from dspark_lab.analysis.matching import plain_name
 from dspark_lab.cli import app
 
 

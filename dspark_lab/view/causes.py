@@ -32,7 +32,7 @@ PARTS = {
 }  # fmt: skip
 MAX_STEPS = 400
 DOUBT = "#B34700"
-WORDS = 46
+WORDS = 42
 
 
 def causes(diff: Diff, *, title: str = "Why the step changed") -> go.Figure:
@@ -115,7 +115,7 @@ def edits(predicted: WhatIf, *, title: str = "What single edits would gain") -> 
         )  # fmt: skip
     most = max(r["gain_us"] for r in rows)
     figure.update_xaxes(
-        title_text="µs a step gained, by replay", range=[min(0, *(r["gain_us"] for r in rows)), most * 1.4 + 1]
+        title_text="µs a step gained, by replay", range=[min(0, *(r["gain_us"] for r in rows)), most * 1.6 + 1]
     )
     figure.update_yaxes(
         tickvals=list(range(len(rows))), ticktext=names, range=[len(rows) - 0.4, -0.6], fixedrange=True, showgrid=False

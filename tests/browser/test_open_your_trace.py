@@ -29,6 +29,17 @@ def scrolled_to(page: Page, wanted: Locator) -> None:
     raise AssertionError(f"{wanted} is nowhere in the notebook")
 
 
+def idle_again(page: Page) -> None:
+    """Until the kernel has run all cells and rested for a moment."""
+    rested = 0
+    for _ in range(600):
+        rested = rested + 1 if page.get_by_text("Python 3 (ipykernel) | Idle").count() else 0
+        if rested == 10:
+            return
+        page.wait_for_timeout(200)
+    raise AssertionError("the kernel is busy without an end")
+
+
 def shows(timeline: Locator, name: str) -> int:
     return int(timeline.get_attribute(f"data-{name}") or -1)
 
@@ -43,8 +54,7 @@ def settled(page: Page, timeline: Locator) -> None:
 def test_timeline_of_notebook_06(jupyter: str, page: Page, asked_outside: list[str], shots: Path, tmp_path: Path):
     run_all(page, f"{jupyter}/lab/tree/{NOTEBOOK}?reset")
     timeline = page.locator(".dspark-timeline", has_text="before against after")
-    expect(page.get_by_text("Python 3 (ipykernel) | Busy")).to_be_visible(timeout=20_000)
-    expect(page.get_by_text("Python 3 (ipykernel) | Idle")).to_be_visible(timeout=90_000)
+    idle_again(page)
     scrolled_to(page, timeline)
     settled(page, timeline)
     page.screenshot(path=shots / "6_two_traces.png")
@@ -100,6 +110,7 @@ def test_panel_on_traces(jupyter: str, page: Page, asked_outside: list[str], sho
     run_all(page, f"{jupyter}/lab/tree/01_quickstart.ipynb?reset")
     panel = Panel(page)
     expect(panel.sentence).to_contain_text("blocking: step", timeout=60_000)
+    idle_again(page)
     panel.box.evaluate("panel => panel.scrollIntoView()")
 
     panel.tab("Diff")
@@ -115,6 +126,9 @@ def test_panel_on_traces(jupyter: str, page: Page, asked_outside: list[str], sho
     panel.shot(shots / "7_whatif.png")
 
     panel.tab("Trace file")
+    expect(
+        panel.box.get_by_placeholder("step pattern (regex)")
+    ).to_be_visible()  # else the line of the tab before is still there
     path = panel.box.locator("input[type=text]:visible").first
     path.fill(str(CAPTURES / "h200" / "trace_blocking.json.gz"))
     panel.button("Open").click()

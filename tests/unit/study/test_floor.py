@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 import dspark_lab as lab
@@ -42,4 +44,4 @@ def test_recordings_stand_above_their_floor() -> None:
     graph = table[table["name"] == "small-ep1-bs8-none"].iloc[0]
     assert 1.2 < graph["ratio"] < 1.6
     with pytest.raises(lab.LabError, match="no expert counts"):
-        lab.byte_floor(lab.recorded_runs(preset="small", tp_size=1, alloc="none")[:1])
+        lab.byte_floor([replace(runs[0], ep=())])

@@ -103,9 +103,10 @@ def _step_track(trace: Trace, group: int, zero: int, names: Names) -> list[Track
 
 def _phases(trace: Trace, group: int, zero: int, names: Names) -> list[Track]:
     """Annotated ranges that are no steps; draft, verify and accept in their colours."""
-    marks = in_categories(trace.events, ("user_annotation",))
-    starts = np.isin(trace.events["ts_ns"].to_numpy(), trace.step_windows.start_ns) & trace.events["name"].astype(str).isin(set(trace.step_windows.names)).to_numpy()  # fmt: skip
-    at = np.flatnonzero(marks & ~starts)
+    at = np.flatnonzero(in_categories(trace.events, ("user_annotation",)))
+    marks = trace.events.iloc[at]
+    starts = np.isin(marks["ts_ns"].to_numpy(), trace.step_windows.start_ns)
+    at = at[~(starts & marks["name"].astype(str).isin(set(trace.step_windows.names)).to_numpy())]
     at = at[_outermost(trace.events["ts_ns"].to_numpy()[at], trace.events["dur_ns"].to_numpy()[at])]
     if not len(at):
         return []
@@ -205,14 +206,13 @@ def _streams(trace: Trace, group: int, zero: int, names: Names) -> list[Track]:
     talks = comm_labels(device["name"]) != ""
     colour = np.where(~kernel, CODE["copy"], np.where(talks, CODE["communication"], CODE["compute"]))
     code, start, end = names.of(device["name"]), device["ts_ns"].to_numpy(), device["end_ns"].to_numpy()
-    several = len(np.unique(device["device"].to_numpy())) > 1
-    ids, where = np.unique(
-        device["device"].to_numpy().astype(np.int64) * (1 << 32) + device["stream"].to_numpy(), return_inverse=True
-    )
+    number_of, stream_of = device["device"].to_numpy().astype(np.int64), device["stream"].to_numpy()
+    where, ids = pd.factorize(number_of * (1 << 32) + stream_of, sort=True)
+    several = len(pd.unique(number_of)) > 1
     out = []
     for i in range(len(ids)):
         rows = np.flatnonzero(where == i)
-        number, stream = int(device["device"].iloc[rows[0]]), int(device["stream"].iloc[rows[0]])
+        number, stream = int(number_of[rows[0]]), int(stream_of[rows[0]])
         label = f"device {number} stream {stream}" if several else f"stream {stream}"
         out.append(
             _track(

@@ -1,6 +1,6 @@
 """Look-alikes of what SGLang and vLLM write, made of this package's own recordings: python data/lookalikes/make.py
 
-The times, kernels and waits are those of `small-ep1-bs1-none` and `-blocking`, recorded on an H200; only names differ. SGLang's steps are labelled
+The times, kernels and waits are those of `h200-moe-none` and `-blocking`, recorded on an H200; only names differ. SGLang's steps are labelled
 ``step[DECODE bs=1]``; vLLM's ``execute_context_0(0)_generation_1(1)``, with the names of ROCm's runtime. Files are the same byte for byte when made again.
 """
 
@@ -15,7 +15,7 @@ from typing import Any
 
 HERE = Path(__file__).parent
 RECORDED = HERE.parent / "recorded"
-ARMS = {"before": "small-ep1-bs1-none", "after": "small-ep1-bs1-blocking"}
+ARMS = {"before": "h200-moe-none", "after": "h200-moe-blocking"}
 STEP = re.compile(r"ProfilerStep#\d+$")
 
 

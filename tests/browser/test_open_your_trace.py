@@ -77,7 +77,7 @@ def test_timeline_of_notebook_06(jupyter: str, page: Page, asked_outside: list[s
     page.keyboard.up("Control")
     settled(page, timeline)
     assert shows(timeline, "hi") - shows(timeline, "lo") < 1_000_000  # ns
-    assert shows(timeline, "merged") == 0
+    assert shows(timeline, "merged") < 30
     assert shows(timeline, "own") > min(far, 20)
     assert shows(timeline, "bytes") < 1_000_000
 

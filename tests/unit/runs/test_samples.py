@@ -37,7 +37,7 @@ def test_they_are_what_the_script_makes(tmp_path: Path, monkeypatch: pytest.Monk
 )
 def test_they_read_as_the_engines_and_time_as_the_recordings(engine: str, source: str, vendor: str, call: str) -> None:
     trace = lab.open_trace(lab.sample_traces()[f"{engine}_after"])
-    recorded = lab.open_trace(lab.load_run("small-ep1-bs1-blocking"))
+    recorded = lab.open_trace(lab.load_run("h200-moe-blocking"))
     assert (trace.integrity.steps_source, trace.vendor) == (source, vendor)
     assert call in set(trace.waits()["name"])
     assert trace.steps()["period_us"].tolist() == recorded.steps()["period_us"].tolist()

@@ -12,6 +12,8 @@ import plotly.graph_objects as go
 
 from dspark_lab.analysis.intervals import Interval, block_medians, step_interval, t_interval
 from dspark_lab.config import ALLOCS
+from dspark_lab.config.kinds import shown
+from dspark_lab.errors import LabError
 from dspark_lab.runs.record import Run
 from dspark_lab.trace import open_trace
 from dspark_lab.view.rows import FEW, arm_of
@@ -32,7 +34,17 @@ _SAID = {"preset": "{}", "tp_size": "TP{}", "batch_size": "batch {}", "host_work
 
 
 def host_work_table(runs: Sequence[Run]) -> pd.DataFrame:
-    """A row a process: arm, host_work_us, process, step_us (median of its unprofiled steps, from the third of a block on)."""
+    """A row a process: arm, host_work_us, process, step_us (median of its unprofiled steps, from the third of a block on).
+
+    Raises `LabError` where runs differ in more than arm and host work: one line through them would say nothing.
+    """
+    flat = [run.config.to_dict() for run in runs]
+    for toggle in sorted(set().union(*flat) - set(_FREE)):
+        values = list(dict.fromkeys(shown(f.get(toggle)) for f in flat))
+        if len(values) > 1:
+            raise LabError(
+                f"runs differ in {toggle} ({', '.join(values[:4])}), not only in alloc and host_work_us; pick those of one value."
+            )
     rows = [
         {"arm": arm_of(run), "host_work_us": run.config.engine.host_work_us, "process": process, "step_us": us}
         for run in sorted(runs, key=_order)

@@ -105,6 +105,24 @@ def _two() -> dict[str, Sheet]:
             configs=(floor, *(ep2.replace(alloc=a) for a in ("blocking", "non_blocking", "persistent", "graph_slot"))),
             keep_traces=("none", "blocking", "persistent", "graph_slot"),
         ),
+        "ep2-dispatch": Sheet(
+            configs=tuple(
+                ep2.replace(batch_size=b, alloc="graph_slot", dispatcher=name, attn_dp=dp)
+                for b in (8, 32)
+                for name, dp in (
+                    ("all_reduce", 1),
+                    ("symm_mem", 1),
+                    ("symm_mem", 2),
+                    ("all_gather", 2),
+                    ("all_to_all", 2),
+                )
+            ),
+            num_steps=96,
+            repeats=3,
+            processes=1,
+            keep_traces=("graph_slot",),
+            traces_at={"batch_size": 8, "attn_dp": 2},
+        ),
     }
 
 

@@ -119,6 +119,10 @@ def test_quickstart(jupyter: str, page: Page, asked_outside: list[str], shots: P
         panel.tab(name)
         panel.drawn()
         panel.shot(shots / f"3_live_ep2_{name.lower()}.png")
+    panel.box.get_by_role("tab", name="EP", exact=True).click()
+    expect(panel.box.get_by_text("Ranks side by side").locator("visible=true")).to_be_visible(timeout=20_000)
+    expect(panel.box.locator("table:visible")).to_contain_text("µs a step: waiting")
+    panel.shot(shots / "3_live_ep2_ep.png")
     runs = runs_on_disk(tmp_path, ep_size=2)
     assert {r["config"]["alloc"] for r in runs} == {"none", "blocking", "on_demand", "persistent"}
     assert {r["status"] for r in runs} == {"complete"}

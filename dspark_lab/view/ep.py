@@ -13,7 +13,7 @@ from plotly.subplots import make_subplots
 from dspark_lab.analysis.ep import expert_load, imbalance_of, traffic_of
 from dspark_lab.analysis.intervals import step_interval
 from dspark_lab.runs.record import Run
-from dspark_lab.view.theme import COLOURS, HATCHED, joined, message, stroke, titled
+from dspark_lab.view.theme import COLOURS, HATCHED, TOP, joined, message, stroke, titled
 
 KINDS = {
     "wait": COLOURS["wait"],
@@ -46,7 +46,7 @@ def ep_lanes(run: Run, *, title: str = "Ranks side by side") -> go.Figure:
     figure.update_layout(barmode="overlay", bargap=0.3)
     figure.update_xaxes(title_text="µs since the ranks first met")
     figure.update_yaxes(autorange="reversed", title_text="")
-    return titled(figure, title, f"{run.name} · eager, each exchange behind a meeting of all ranks · {run.label}")
+    return titled(figure, title, f"{run.name} · eager; ranks meet before each exchange · {run.label}")
 
 
 def _shifts(parts: Sequence[dict[str, Any]]) -> dict[int, float]:
@@ -94,6 +94,7 @@ def expert_heatmap(
             "colorbar": {"title": {"text": "× mean"}, "thickness": 12},
         }
     )
+    figure.update_layout(margin={"t": TOP + 18})  # each map has a line of its own above it
     return titled(figure, title, joined(r.label for r in counted))
 
 

@@ -22,6 +22,8 @@ WEAK_FLOOR_PCT = 1.0
 _BOOTSTRAPS = 4000
 #: Below this many steps a side a bootstrap is too narrow; Student's t over them instead.
 _FEW_STEPS = 6
+#: Steps of two single captures are taken in pairs from this many on, where their periods correlate so.
+_FEWEST_PAIRS, _SAME_WORK = 5, 0.9
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,10 +107,11 @@ def diff(before: Any, after: Any, *, comm_patterns: Mapping[str, str] | None = N
     sides = [[read_capture(s, comm_patterns) for s in _listed(x)] for x in (before, after)]
     medians = [np.array([c.step_us for c in side]) for side in sides]
     us = [float(m.mean()) for m in medians]
-    interval, weak = _interval(sides, medians)
+    interval, basis = _interval(sides, medians)
+    weak = basis != "captures"
     delta = us[1] - us[0]
     why = next((c.withheld for side in sides for c in side if c.withheld), "")
-    verdict, reason = ("withheld", why) if why else _verdict(delta, us[0], interval, weak)
+    verdict, reason = ("withheld", why) if why else _verdict(delta, us[0], interval, basis)
     if why:
         parts = table_of([])
     else:
@@ -143,19 +146,34 @@ def _listed(x: Any) -> Sequence[Any]:
     return [x]
 
 
-def _interval(sides: list[list[Capture]], medians: list[np.ndarray]) -> tuple[tuple[float, float], bool]:
-    """95 % interval of the delta: over captures (Welch) where both sides have two or more, else over steps (bootstrap of medians)."""
+def _interval(sides: list[list[Capture]], medians: list[np.ndarray]) -> tuple[tuple[float, float], str]:
+    """95 % interval of the delta, and what it is over.
+
+    Over captures (Welch) where both sides have two or more. Else over steps: in pairs where step i of both sides did the
+    same work, as its periods tell (`_in_step`); bootstrap of medians else.
+    """
     if all(len(m) >= 2 for m in medians):
-        return _welch(*medians, about=float(medians[1].mean() - medians[0].mean())), False
+        return _welch(*medians, about=float(medians[1].mean() - medians[0].mean())), "captures"
+    if _in_step(sides):
+        pairs = t_interval(sides[1][0].periods_us - sides[0][0].periods_us)
+        return (pairs.low, pairs.high), "paired steps"
     steps = [np.concatenate([c.periods_us for c in side]) for side in sides]
     if min(len(s) for s in steps) < 2:
-        return (math.nan, math.nan), True
+        return (math.nan, math.nan), "steps"
     if min(len(s) for s in steps) < _FEW_STEPS:
-        return _welch(*steps, about=float(medians[1].mean() - medians[0].mean())), True
+        return _welch(*steps, about=float(medians[1].mean() - medians[0].mean())), "steps"
     rng = np.random.default_rng(0)
     drawn = [np.median(rng.choice(s, size=(_BOOTSTRAPS, len(s))), axis=1) for s in steps]
     low, high = np.percentile(drawn[1] - drawn[0], [2.5, 97.5])
-    return (float(low), float(high)), True
+    return (float(low), float(high)), "steps"
+
+
+def _in_step(sides: list[list[Capture]]) -> bool:
+    """Whether two single captures go up and down together: the same requests, so the same experts and lengths in each step."""
+    a, b = sides[0][0].periods_us, sides[1][0].periods_us
+    if max(map(len, sides)) > 1 or len(a) != len(b) or len(a) < _FEWEST_PAIRS or min(a.std(), b.std()) == 0:
+        return False
+    return float(np.corrcoef(a, b)[0, 1]) >= _SAME_WORK
 
 
 def _welch(a: np.ndarray, b: np.ndarray, *, about: float) -> tuple[float, float]:
@@ -167,13 +185,14 @@ def _welch(a: np.ndarray, b: np.ndarray, *, about: float) -> tuple[float, float]
     return float(about - reach), float(about + reach)
 
 
-def _verdict(delta: float, before: float, interval: tuple[float, float], weak: bool) -> tuple[str, str]:
+def _verdict(delta: float, before: float, interval: tuple[float, float], basis: str) -> tuple[str, str]:
     low, high = interval
     if math.isnan(low):
         return "tie", "too few steps for an interval"
     if low <= 0.0 <= high:
         return "tie", "the interval holds zero"
+    weak = basis != "captures"
     if weak and abs(delta) < WEAK_FLOOR_PCT / 100 * before:
         return "tie", f"one capture a side, and captures of the same thing differ by up to {WEAK_FLOOR_PCT:g} %"
-    how = "interval over steps of one capture a side: weak" if weak else "interval over captures"
+    how = f"interval over {basis} of one capture a side: weak" if weak else "interval over captures"
     return ("slower" if delta > 0 else "faster"), how

@@ -281,3 +281,16 @@ def test_broken_traces_give_a_sum_or_a_reason(tmp_path: Path) -> None:
             continue
         assert np.isfinite(predicted)
     assert 5 < withheld < 55
+
+
+def test_steps_of_the_same_work_are_compared_in_pairs() -> None:
+    """Steps differ by the experts they hit, the same ones in both captures: unpaired, 88 µs drown in that."""
+    none, blocking, copied = (lab.load_run(f"small-ep1-bs1-{arm}") for arm in ("none", "blocking", "non_blocking"))
+    found = lab.diff(none, blocking)
+    assert found.verdict == "slower"
+    assert "paired steps" in found.reason
+    assert found.weak
+    low, high = found.interval
+    assert 60 < low < found.delta_us < high < 120
+    assert "a stream synchronise" in found.sentence
+    assert lab.diff(none, copied).verdict == "tie"

@@ -196,3 +196,12 @@ def test_command_line(h200: Path, tmp_path: Path) -> None:
     assert site["predicted_us"] == said["predicted_us"]
     plain = CliRunner().invoke(app, ["trace", "whatif", path, "--drop", "sync"])
     assert "cudaEventSynchronize" in plain.stdout
+
+
+def test_what_an_edit_brings_back_is_what_the_diff_owes_to_the_wait(h200):
+    """Kernels that differ between two captures (experts hit) are in their delta and in no wait: the replay is held to the wait alone."""
+    before, after = (h200 / f"one_bs4_hw0_{arm}_rank0.json.gz" for arm in ("none", "blocking"))
+    kinds = lab.diff(before, after).by_kind().set_index("kind")["delta_us"]
+    gain = lab.whatif(after, drop="sync", num_edits=0).gain_us
+    assert 0.9 < gain / kinds["wait"] < 1.1
+    assert kinds["kernel"] > 20

@@ -33,9 +33,10 @@ def plan_memory(cfg: LabConfig) -> MemoryPlan:
     markov = (m.draft.vocab_size + vocab) * d.markov_rank  # W1 whole, W2 cut
     fc = len(d.target_layer_ids) * m.target.hidden_size * m.draft.hidden_size
     weights = _decoder_params(m.target, p) + _decoder_params(m.draft, p) + markov + fc
-    slots = e.batch_size + 1
+    batch_size = -(-e.batch_size // p.attn_dp)  # of the fullest attention replica
+    slots = batch_size + 1
     kv_rows = sum(c.num_hidden_layers * (c.num_key_value_heads // p.tp_size) * c.head_dim for c in (m.target, m.draft))
-    bucket = min((b for b in e.buckets if b >= e.batch_size), default=e.batch_size)
+    bucket = min((b for b in e.buckets if b >= batch_size), default=batch_size)
     rows = bucket * (gamma + 1)
     gathered = 2 * bucket * m.context_len * (m.target.num_key_value_heads // p.tp_size) * m.target.head_dim * item
     return MemoryPlan(

@@ -126,10 +126,7 @@ def test_panel_on_traces(jupyter: str, page: Page, asked_outside: list[str], sho
     panel.shot(shots / "7_whatif.png")
 
     panel.tab("Trace file")
-    expect(
-        panel.box.get_by_placeholder("step pattern (regex)")
-    ).to_be_visible()  # else the line of the tab before is still there
-    path = panel.box.locator("input[type=text]:visible").first
+    path = panel.box.locator(".dspark-trace-file input[type=text]").first
     path.fill(str(CAPTURES / "h200" / "trace_blocking.json.gz"))
     panel.button("Open").click()
     timeline = panel.box.locator(".dspark-timeline:visible")

@@ -35,6 +35,7 @@ class TraceFileTab:
         self.open.on_click(guard(lambda _: self.load()))
         row = W.HBox([self.choice.widget, self.open, self.pattern], layout=W.Layout(flex_flow="row wrap"))
         self.widget = W.VBox([row, self.said, self.summary, self.stage.widget])
+        self.widget.add_class("dspark-trace-file")
 
     @property
     def figure(self) -> Browse | None:

@@ -110,7 +110,9 @@ class DeviceLine:
                 "gap": self.gap,
             }
         )
-        sample = table[self.queued & (self.gap < 1_000_000)]
+        ahead = self.queued & (self.gap < 1_000_000)
+        # Events without a launch call look like launches of their own, and are nodes of a graph cut off by the capture's start.
+        sample = table[ahead & (self.call >= 0)] if (ahead & (self.call >= 0)).any() else table[ahead]
         if not len(sample):  # nothing was ever queued ahead: the least gaps are the nearest to it
             sample = table[self.gap <= np.percentile(self.gap, 10)]
         out = np.full(n, np.nan)

@@ -18,7 +18,10 @@ WAIT_LIMIT_S = 60.0
 """From the start of a wait to the error that names who did not come."""
 GRACE_S = 2.0
 """Ranks that fail together post where they are within this time of each other."""
-POLL_S = 0.0002
+SPIN_S, PAUSE_S, POLL_S = 2e-5, 5e-5, 2e-4
+"""A wait spins this long, then looks every `PAUSE_S`, and after `RARE_AFTER_S` every `POLL_S`: under a profiler each look at an
+event is a record of its own, and a step's wait of a millisecond should be some twenty of them, not a thousand."""
+RARE_AFTER_S = 0.05
 POST_AFTER_S = 0.5
 
 
@@ -61,7 +64,8 @@ class Control:
             if not posted and waited > POST_AFTER_S:
                 self._post(what)
                 posted = True
-            time.sleep(0 if waited < 0.002 else POLL_S)
+            if waited > SPIN_S:
+                time.sleep(PAUSE_S if waited < RARE_AFTER_S else POLL_S)
 
     def nobody_came(self, what: str, waited: float) -> RunFailed:
         """The error of a wait for ``what`` that had no end: names the ranks that have not posted that they wait too."""

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from dspark_lab.spec.accept import greedy_accept, proposal_lengths, simulated_accepts
+from dspark_kernels.accept import greedy_accept
+from dspark_lab.spec.accept import proposal_lengths, simulated_accepts
 
 
 def ids(*rows: list[int]) -> torch.Tensor:

@@ -105,6 +105,7 @@ def diff(before: Any, after: Any, *, comm_patterns: Mapping[str, str] | None = N
         LabError: a side without steps on a device.
     """
     sides = [[read_capture(s, comm_patterns) for s in _listed(x)] for x in (before, after)]
+    _same_steps(sides)
     medians = [np.array([c.step_us for c in side]) for side in sides]
     us = [float(m.mean()) for m in medians]
     interval, basis = _interval(sides, medians)
@@ -124,6 +125,17 @@ def diff(before: Any, after: Any, *, comm_patterns: Mapping[str, str] | None = N
     return Diff(
         before_us=us[0], after_us=us[1], interval=interval, weak=weak, verdict=verdict, reason=reason, parts=parts, sentence=said, withheld=why,
     )  # fmt: skip
+
+
+def _same_steps(sides: list[list[Capture]]) -> None:
+    """Raises `LabError` where steps of one side would stand against the whole of a trace on the other."""
+    found = [{t.step_windows.found for c in side for t in _ranks(c.opened)} for side in sides]
+    if found[0] != found[1]:
+        bare = next(c.opened for side in sides for c in side if not all(t.step_windows.found for t in _ranks(c.opened)))
+        raise LabError(
+            f"{getattr(bare, 'path', None) or 'one side'} has no step annotation, so the whole of it would stand against single steps "
+            "of the other side; name its steps with step_pattern=."
+        )
 
 
 def _ranks(opened: Trace | TraceSet) -> list[Trace]:

@@ -78,6 +78,8 @@ class JobReplay:
     def pattern(self, what: str, pattern: str | None, categories: tuple[str, ...]) -> str | None:
         if pattern is None:
             return None
+        if not pattern:
+            raise LabError(f"{what}='' would match every name; give a part of one, or '.' for all of them.")
         try:
             search = re.compile(pattern).search
         except re.error as err:
@@ -87,7 +89,13 @@ class JobReplay:
             mine = np.isin(line.category, categories)
             if any(search(str(line.names[c])) for c in np.unique(line.name[mine])):
                 return pattern
-        raise LabError(f"{what}={pattern!r} matches nothing in the trace.")
+        names = [
+            str(n)
+            for one in self.ranks.values()
+            for n in one.line.names[np.unique(one.line.name[np.isin(one.line.category, categories)])]
+        ]
+        there = "; ".join(n[:60] for n in dict.fromkeys(names[:4])) or "none"
+        raise LabError(f"{what}={pattern!r} matches nothing in the trace; there are, for one: {there}.")
 
     def run(self, edit: Edit) -> Outcome:
         plain = Edit()

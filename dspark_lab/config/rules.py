@@ -95,8 +95,16 @@ def _numbers(cfg: LabConfig) -> None:
 
 
 def _experts(cfg: LabConfig) -> None:
-    ep = cfg.parallel.ep_size
+    ep, p = cfg.parallel.ep_size, cfg.parallel
+    if not 0 < p.capacity_factor <= 1:
+        raise LabError(
+            f"capacity_factor={p.capacity_factor!r} is not above 0 and at most 1; 1 has room for every row on every rank."
+        )
     if ep == 1:
+        if p.num_redundant_experts:
+            raise LabError(
+                f"num_redundant_experts={p.num_redundant_experts} needs ep_size above 1: at EP 1 every expert is on the one rank; choose 0."
+            )
         return
     if not cfg.model.target.num_experts and not cfg.model.draft.num_experts:
         raise LabError(
@@ -111,11 +119,6 @@ def _experts(cfg: LabConfig) -> None:
                 f"num_redundant_experts={redundant} is over {decoder.num_experts * (ep - 1)}: a copy of each of the {who}'s "
                 f"{decoder.num_experts} experts on each of {ep} ranks."
             )
-    if not 0 < cfg.parallel.capacity_factor <= 1:
-        raise LabError(
-            f"capacity_factor={cfg.parallel.capacity_factor!r} is not above 0 and at most 1; "
-            "1 has room for every row on every rank."
-        )
 
 
 def _does_not_divide(ep: int, who: str, decoder: DecoderConfig, redundant: int) -> LabError:

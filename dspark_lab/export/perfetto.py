@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import math
 import os
 import tempfile
 from collections.abc import Iterator, Mapping
@@ -16,6 +17,7 @@ import numpy as np
 from dspark_lab.analysis.comm import clocks
 from dspark_lab.errors import LabError
 from dspark_lab.export.perfetto_check import check_perfetto
+from dspark_lab.export.target import target_file
 from dspark_lab.export.tracks import Slices, slices
 from dspark_lab.trace import Trace, TraceSet, open_trace
 
@@ -71,7 +73,9 @@ def to_perfetto(
         LabError: no such step, nothing in the window, not one step within ``max_mb``, or a path that cannot be written.
     """
     opened = open_trace(source)
-    path = Path(path)
+    path = target_file(path, opened)
+    if not (isinstance(max_mb, (int, float)) and math.isfinite(max_mb) and max_mb > 0):
+        raise LabError(f"max_mb={max_mb!r} is no size; give megabytes above 0, such as {MAX_MB:g}.")
     if steps is not None and window_us is not None:
         raise LabError("give steps or window_us, not both.")
     traces = dict(opened) if isinstance(opened, TraceSet) else {opened.rank: opened}
@@ -81,7 +85,10 @@ def to_perfetto(
     if steps is not None:
         made = _only(made, steps)
     if not len(made.rows):
-        raise LabError(f"there is no event in the window of {path.name}; give other steps, or none.")
+        where = "in the window" if steps is not None or window_us is not None else "with a duration"
+        raise LabError(
+            f"{getattr(opened, 'path', None) or 'the trace'} holds no event {where}; there is nothing to write."
+        )
     last, left_out = _write(made, traces, path, max_mb)
     if left_out:
         messages.append(
@@ -182,7 +189,7 @@ def _write(made: Slices, traces: Mapping[int, Trace], path: Path, max_mb: float)
                 size, last = size + len(text) + 2, step
             out.write(b"\n]}\n")
         if last < 0 and left_out:
-            raise LabError(f"not even one step fits max_mb={max_mb:g}; give a narrower window_us, or a larger limit.")
+            raise LabError(f"not even one step fits max_mb={max_mb:g}; give fewer steps, or a larger limit.")
         os.chmod(name, 0o644)
         os.replace(name, path)
     except BaseException:

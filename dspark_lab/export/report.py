@@ -15,6 +15,7 @@ from dspark_lab.analysis.diff import Diff, diff
 from dspark_lab.errors import LabError
 from dspark_lab.export.page import page, section, table
 from dspark_lab.export.pictures import COLOURS, Strip, causes_svg, steps_svg, strips_svg
+from dspark_lab.export.target import target_file
 from dspark_lab.trace import Trace, TraceSet, open_trace
 from dspark_lab.trace.summary import SKIPPED_STEPS
 
@@ -51,10 +52,10 @@ def to_report(
         LabError: a side without steps, or a path that cannot be written.
     """
     sides = [[open_trace(s) for s in (x if isinstance(x, (list, tuple)) else [x])] for x in (before, after)]
+    path = target_file(path, *sides[0], *sides[1])
     found = diff(*sides, comm_patterns=comm_patterns)
     called = names or _names(sides)
     text = _page(found, sides, called, comm_patterns)
-    path = Path(path)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, encoding="utf-8")

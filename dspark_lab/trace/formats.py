@@ -73,6 +73,10 @@ def register_trace_format(
     Raises:
         LabError: the name is taken and ``replace`` is not set, or a function is none.
     """
+    if not isinstance(name, str) or not name:
+        raise LabError(f"name={name!r} is no name; give a short text, such as 'nsys'.")
+    if isinstance(suffixes, str) or not all(isinstance(s, str) for s in suffixes):
+        raise LabError(f"suffixes={suffixes!r} must be several texts, such as ('.nsys-rep',).")
     if name in _registered and not replace:
         raise LabError(f"there is a trace format {name!r} already; pass replace=True to put another in its place.")
     for what, function in (("matches", matches), ("read", read), ("header", header)):
@@ -118,7 +122,17 @@ def format_of(path: Path) -> TraceFormat | None:
         return None
     with open_bytes(path) as f:
         head = f.read(_HEAD_BYTES)[:_HEAD_BYTES]
-    return next((f for f in known if f.matches(head, path)), None)
+    return next((f for f in known if _takes(f, head, path)), None)
+
+
+def _takes(fmt: TraceFormat, head: bytes, path: Path) -> bool:
+    try:
+        return bool(fmt.matches(head, path))
+    except Exception as err:  # somebody's; it must not keep other files from being read
+        warnings.warn(
+            f"the trace format {fmt.name!r} is left out for {path}: {type(err).__name__}: {err}", stacklevel=2
+        )
+        return False
 
 
 def read_foreign(path: Path, fmt: TraceFormat) -> EventTable:
@@ -130,7 +144,7 @@ def read_foreign(path: Path, fmt: TraceFormat) -> EventTable:
     try:
         given = fmt.read(path)
         rows = given if isinstance(given, pd.DataFrame) else pd.DataFrame(list(given))
-        header = fmt.header(path) if fmt.header is not None else {}
+        header = dict(fmt.header(path)) if fmt.header is not None else {}
     except LabError:
         raise
     except Exception as err:

@@ -16,7 +16,7 @@ from dspark_lab.trace.waits import KINDS
 SKIPPED_STEPS = 2
 
 
-def summarize(trace: Trace | TraceSet) -> dict[str, Any]:
+def summarize(trace: Any) -> dict[str, Any]:
     """The figures of a trace, None where the trace does not bear them; of a set, ``{"ranks": {"0": {...}}, "missing_ranks", "messages"}``.
 
     Counts and totals are of the whole capture. ``_per_step`` are means over all steps, ``_p50`` medians over the steps from the
@@ -24,6 +24,8 @@ def summarize(trace: Trace | TraceSet) -> dict[str, Any]:
     the host's own calls are then missing too, and which copies blocked is not known. ``waits`` holds a row for each call and site, ``memcpy`` one for each kind and
     size in bytes; waits outside the steps are in ``waits`` and in no step. ``integrity`` says what is withheld and why.
     """
+    if not isinstance(trace, (Trace, Mapping)):
+        trace = open_trace(trace)
     if isinstance(trace, Mapping):
         return {"ranks": {str(rank): summarize(one) for rank, one in trace.items()}} | _of_set(trace)
     steps = trace.steps()

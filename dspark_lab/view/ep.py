@@ -12,6 +12,7 @@ from plotly.subplots import make_subplots
 
 from dspark_lab.analysis.ep import expert_load, imbalance_of, traffic_of
 from dspark_lab.analysis.intervals import step_interval
+from dspark_lab.errors import unknown
 from dspark_lab.runs.record import Run
 from dspark_lab.view.theme import COLOURS, HATCHED, TOP, joined, message, stroke, titled
 
@@ -59,6 +60,9 @@ def _shifts(parts: Sequence[dict[str, Any]]) -> dict[int, float]:
     return {p["rank"]: p["exchange"].get("origin_us", 0.0) - first[p["exchange"].get("node", 0)] for p in parts}
 
 
+WHO, MOST_MAPS = ("target", "drafter"), 6
+
+
 def expert_heatmap(
     runs: Run | Sequence[Run], *, who: str = "target", title: str = "Rows by layer and expert"
 ) -> go.Figure:
@@ -66,12 +70,19 @@ def expert_heatmap(
 
     Colour is an expert's rows over the mean of its layer's experts; lines part the ranks.
     """
+    if who not in WHO:
+        raise unknown("who", who, WHO)
     runs = [runs] if isinstance(runs, Run) else list(runs)
     counted = [r for r in runs if any(who in d and "experts" in d[who] for d in r.ep)]
     if not counted:
         return message(title, "No run here counted its expert load: lab.sweep does.")
+    if len(counted) > MOST_MAPS:
+        return message(title, f"{len(counted)} runs are too many for one picture of maps: give at most {MOST_MAPS}.")
     figure = make_subplots(
-        rows=len(counted), cols=1, subplot_titles=[_placed(r, who) for r in counted], vertical_spacing=0.16
+        rows=len(counted),
+        cols=1,
+        subplot_titles=[_placed(r, who) for r in counted],
+        vertical_spacing=min(0.16, 0.5 / len(counted)),
     )
     top = max(float((_held(r, who)[0]).max()) for r in counted)
     for row, run in enumerate(counted, start=1):

@@ -294,3 +294,8 @@ def test_steps_of_the_same_work_are_compared_in_pairs() -> None:
     assert 60 < low < found.delta_us < high < 120
     assert "a stream synchronise" in found.sentence
     assert lab.diff(none, copied).verdict == "tie"
+
+
+def test_a_whole_trace_is_not_set_against_steps(hostile: Path) -> None:
+    with pytest.raises(lab.LabError, match="no step annotation"):
+        lab.diff(hostile / "nosteps", hostile / "ok")

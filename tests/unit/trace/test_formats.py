@@ -166,3 +166,22 @@ def test_formats_of_installed_packages(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 TOY_FORMAT = TraceFormat(name="toy", **TOY)
+
+
+def test_a_format_that_breaks_keeps_no_other_file_from_being_read(h200: Path) -> None:
+    def boom(head: bytes, path: Path) -> bool:
+        raise RuntimeError("boom")
+
+    lab.register_trace_format("breaks", matches=boom, read=lambda path: [])
+    try:
+        with pytest.warns(UserWarning, match="'breaks' is left out for .*RuntimeError: boom"):
+            assert len(lab.open_trace(h200 / "trace_none.json.gz").steps()) == 8
+    finally:
+        unregister_trace_format("breaks")
+
+
+@pytest.mark.parametrize(("given", "says"), [({"name": ""}, "is no name"), ({"suffixes": ".nsys"}, "must be several")])
+def test_bad_arguments_of_a_format_are_named(given: dict, says: str) -> None:
+    args = {"name": "mine", "matches": lambda head, path: False, "read": lambda path: [], **given}
+    with pytest.raises(lab.LabError, match=says):
+        lab.register_trace_format(args.pop("name"), **args)

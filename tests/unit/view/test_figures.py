@@ -11,6 +11,7 @@ import pandas as pd
 import plotly.graph_objects as go
 import pytest
 
+import dspark_lab as lab
 from dspark_lab.analysis.latency import compare
 from dspark_lab.errors import LabError
 from dspark_lab.runs.record import Run
@@ -195,3 +196,10 @@ def test_wrong_arguments_say_what_to_pass(traces: dict[str, Any], runs: list[Run
     for call, said in wrong:
         with pytest.raises(LabError, match=said):
             call()
+
+
+def test_maps_of_too_many_runs_are_asked_for_by_fewer() -> None:
+    said = lab.plot.expert_heatmap(lab.recorded_runs()).layout.annotations[0].text.replace("<br>", " ")
+    assert "give at most 6" in said
+    with pytest.raises(lab.LabError, match="who='nobody'"):
+        lab.plot.expert_heatmap([], who="nobody")

@@ -16,13 +16,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import Page, sync_playwright
+from playwright.sync_api import Page, expect, sync_playwright
 
 NOTEBOOKS = Path(__file__).parents[2] / "notebooks"
 CHROMIUM = ("chromium", "chromium-browser", "google-chrome")
 FLAGS = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
          "--disable-component-update", "--disable-sync"]  # fmt: skip
 SCREENSHOTS = "DSPARK_LAB_SCREENSHOTS"
+expect.set_options(timeout=30_000)  # a busy machine is slow, not wrong: what fails here fails by what it shows
 _HERE = re.compile(r"^(https?|wss?)://(localhost|127\.0\.0\.1)[:/]|^(data|blob|about):")
 
 

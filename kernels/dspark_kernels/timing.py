@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
@@ -107,3 +108,16 @@ def report(rows: Sequence[Row], bandwidth: float, path: Path | None = None) -> N
     if path is not None:
         lines = [asdict(row) | {"ratio": row.ratio} for row in rows]
         path.write_text(json.dumps({**about, "read_bytes_per_s": bandwidth, "rows": lines}, indent=1) + "\n")
+
+
+def bench_main(about: str | None, compare: Callable[[float], Sequence[Row]], sweep: Callable[[float], None]) -> None:
+    """The command line of a bench: its table, or with ``--sweep`` other tiles; both get the measured read bandwidth."""
+    parser = argparse.ArgumentParser(description=about)
+    parser.add_argument("--sweep", action="store_true", help="try other tiles instead of printing the table")
+    parser.add_argument("--json", type=Path, default=None, help="write the table there too")
+    args = parser.parse_args()
+    bandwidth = read_bandwidth()
+    if args.sweep:
+        sweep(bandwidth)
+    else:
+        report(compare(bandwidth), bandwidth, args.json)

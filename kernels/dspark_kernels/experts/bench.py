@@ -6,10 +6,8 @@ experts that are hit, over measured read bandwidth. ``--sweep`` tries other tile
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -19,7 +17,7 @@ from triton.runtime.errors import OutOfResources
 
 from dspark_kernels.experts import experts, kernel
 from dspark_kernels.experts.kernel import Product, Tiles, tiles_for
-from dspark_kernels.timing import Row, graph_us, kernels_us, read_bandwidth, report
+from dspark_kernels.timing import Row, bench_main, graph_us, kernels_us
 
 Args = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
 
@@ -184,17 +182,5 @@ def sweep(bandwidth: float) -> None:
         del sets
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--sweep", action="store_true")
-    parser.add_argument("--json", type=Path, default=None)
-    args = parser.parse_args()
-    bandwidth = read_bandwidth()
-    if args.sweep:
-        sweep(bandwidth)
-    else:
-        report(compare(bandwidth), bandwidth, args.json)
-
-
 if __name__ == "__main__":
-    main()
+    bench_main(__doc__, compare, sweep)

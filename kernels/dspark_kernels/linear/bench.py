@@ -6,9 +6,7 @@ over measured read bandwidth. ``--sweep`` tries other tiles.
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -19,7 +17,7 @@ from triton.runtime.errors import OutOfResources
 from dspark_kernels.linear import kernel
 from dspark_kernels.linear.kernel import Tile
 from dspark_kernels.norm import add_rms_norm
-from dspark_kernels.timing import Row, graph_us, read_bandwidth, report
+from dspark_kernels.timing import Row, bench_main, graph_us
 
 SHAPES = {"small qkv": (3072, 2048), "small o": (2048, 2048), "qwen3 qkv": (5120, 2048), "qwen3 o": (2048, 4096),
           "small fc": (2048, 6144), "small head": (32_000, 2048)}  # fmt: skip
@@ -88,17 +86,5 @@ def sweep(bandwidth: float) -> None:
                 print(f"    {us:6.2f}  {tile}", flush=True)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--sweep", action="store_true")
-    parser.add_argument("--json", type=Path, default=None)
-    args = parser.parse_args()
-    bandwidth = read_bandwidth()
-    if args.sweep:
-        sweep(bandwidth)
-    else:
-        report(compare(bandwidth), bandwidth, args.json)
-
-
 if __name__ == "__main__":
-    main()
+    bench_main(__doc__, compare, sweep)

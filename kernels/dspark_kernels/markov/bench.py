@@ -7,18 +7,16 @@ round read that part again, so a ratio may be under 1. ``--sweep`` tries other t
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Callable
 from functools import partial
 from itertools import product
-from pathlib import Path
 from typing import Any
 
 import torch
 from triton.runtime.errors import OutOfResources
 
 from dspark_kernels.markov import kernel, markov_walk, reference
-from dspark_kernels.timing import Row, graph_us, kernels_us, read_bandwidth, report
+from dspark_kernels.timing import Row, bench_main, graph_us, kernels_us
 
 GAMMA, RANK = 5, 256
 CASES = ((151_936, 1), (151_936, 8), (151_936, 32), (151_936, 128), (32_000, 1), (32_000, 32))
@@ -103,17 +101,5 @@ def sweep(bandwidth: float) -> None:
         del sets
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--sweep", action="store_true")
-    parser.add_argument("--json", type=Path, default=None)
-    args = parser.parse_args()
-    bandwidth = read_bandwidth()
-    if args.sweep:
-        sweep(bandwidth)
-    else:
-        report(compare(bandwidth), bandwidth, args.json)
-
-
 if __name__ == "__main__":
-    main()
+    bench_main(__doc__, compare, sweep)

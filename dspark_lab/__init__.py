@@ -24,6 +24,7 @@ _NAMES: dict[str, str] = {
     "matched_profile": "dspark_lab.study.matched_profile",
     "ep_table": "dspark_lab.analysis.ep",
     "byte_floor": "dspark_lab.study.floor",
+    "speculation": "dspark_lab.study.speculation",
     "load_run": "dspark_lab.runs.store",
     "load_runs": "dspark_lab.runs.store",
     "recorded": "dspark_lab.runs.store",

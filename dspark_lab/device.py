@@ -30,8 +30,11 @@ def phase(name: str) -> AbstractContextManager[Any]:
     return record_function(name) if _named_phases else nullcontext()
 
 
-def resolve(device: str, *, rank: int = 0) -> torch.device:
-    """``auto``, ``cpu`` or ``cuda`` to the device of this rank. Raises `LabError` where no GPU is there for it."""
+def resolve(device: str, *, rank: int | None = None) -> torch.device:
+    """``auto``, ``cpu`` or ``cuda`` to the device of this rank; None is the process's current GPU (`torch.cuda.set_device`).
+
+    Raises `LabError` where no GPU is there for it.
+    """
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
     if device == "cpu":
@@ -41,6 +44,8 @@ def resolve(device: str, *, rank: int = 0) -> torch.device:
         raise LabError(
             "device='cuda' was asked for and this machine has no GPU that torch can use; choose device='cpu' or 'auto'."
         )
+    if rank is None:
+        return torch.device("cuda", torch.cuda.current_device())
     if rank >= count:
         raise LabError(f"rank {rank} has no GPU of its own: there are {count}; choose a world size of at most {count}.")
     return torch.device("cuda", rank)

@@ -53,19 +53,19 @@ def block_medians(run: Run) -> pd.Series:
 
 def step_interval(run: Run) -> Interval:
     """Interval of the block medians in ms, of their logarithms so that it stays positive; a process is one replicate."""
-    logs = t_interval(_replicates(np.log(block_medians(run) / 1e3)).to_numpy())
+    logs = t_interval(replicates(np.log(block_medians(run) / 1e3)).to_numpy())
     return Interval(float(np.exp(logs.mean)), float(np.exp(logs.low)), float(np.exp(logs.high)), logs.n)
 
 
 def paired_delta(run: Run, baseline: Run) -> Interval:
     """Relative difference in percent, block by block of the same (process, repeat), over replicates; from log ratios."""
     both = pd.concat([block_medians(run), block_medians(baseline)], axis=1, keys=["a", "b"]).dropna()
-    logs = t_interval(_replicates(np.log(both["a"] / both["b"])).to_numpy())
+    logs = t_interval(replicates(np.log(both["a"] / both["b"])).to_numpy())
     mean, low, high = (100.0 * float(np.expm1(x)) for x in (logs.mean, logs.low, logs.high))
     return Interval(mean, low, high, logs.n)
 
 
-def _replicates(blocks: Any) -> pd.Series:
+def replicates(blocks: Any) -> pd.Series:
     """One value a process where there are several (blocks of one process are not independent), else one a block."""
     per_process = blocks.groupby(level="process").mean()
     return per_process if len(per_process) > 1 else blocks

@@ -35,8 +35,13 @@ class LabConfig:
 
     @property
     def builds_scalar(self) -> bool:
-        """Whether a step builds the draft batch's device scalar under this `alloc`."""
-        return self.engine.how.builds(self.parallel.ep_size > 1)
+        """Whether a step builds the draft batch's device scalar under this `alloc`; without drafts there is none."""
+        return self.engine.speculate and self.engine.how.builds(self.parallel.ep_size > 1)
+
+    @property
+    def gamma(self) -> int:
+        """Draft tokens that a step proposes for a request: `block_size`, and 0 without speculation."""
+        return self.model.drafter.block_size if self.engine.speculate else 0
 
     def replace(self, **toggles: Any) -> LabConfig:
         """A copy with toggles changed, by their flat names (``ep_size=2, alloc="blocking"``).

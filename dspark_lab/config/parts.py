@@ -126,6 +126,8 @@ class EngineConfig:
     mask_padding: bool = True
     padding_policy: str = "mask"
     """What the router does with padded rows where the mask is compiled in; dispatchers drop them under each."""
+    speculate: bool = True
+    """False: the target alone, one token a request and step; the drafter rests. What speculation is to be compared with."""
     verify: str = "static"
     confidence_threshold: float = 0.0
     layout: str = "padded"

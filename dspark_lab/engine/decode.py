@@ -99,7 +99,7 @@ class DecodeEngine:
                 f"use_graph=True needs a GPU and the device is {device}; choose use_graph=False, or look at a recording."
             )
         self.cfg, self.target, self.drafter, self.device = cfg, target, drafter, device
-        self.gamma = cfg.model.drafter.block_size
+        self.gamma = cfg.gamma
         parallel, groups = cfg.parallel, groups or ParallelGroups()
         self.groups = groups
         self.agreement = Agreement(control=groups.control, rows_ranks=parallel.rows_ranks)
@@ -214,15 +214,7 @@ class DecodeEngine:
         b, max_keys = bucket_for(num_slots, self.buckets), self._max_keys()
         self.num_real_rows += bs * (2 * self.gamma + 1)
         self.num_padded_rows += b * (2 * self.gamma + 1)
-        with phase("dspark::draft"):
-            scalar = self.rounds.proposer.scalar.make(bs * self.gamma)
-            self._host_work()
-            if self.graphs is not None:
-                self.graphs.draft(bs, scalar, num_slots=num_slots)
-            else:
-                if self.cfg.engine.how.transfer == "graph_slot":  # its graphs are set aside, to count expert load
-                    scalar = self._persistent_scalar(bs * self.gamma)
-                self.rounds.draft(b, max_keys=max_keys, num_requests=bs, num_token_non_padded=scalar)
+        self._draft(bs, b, max_keys=max_keys, num_slots=num_slots)
         with phase("dspark::verify"):
             if self.graphs is not None:
                 self.graphs.verify(bs, num_slots=num_slots)
@@ -234,6 +226,21 @@ class DecodeEngine:
                 self._send(self.active, self.rounds.results[:bs], is_round=True)
             self.num_steps += 1
             return self._receive()
+
+    def _draft(self, bs: int, b: int, *, max_keys: int, num_slots: int) -> None:
+        """The first half of a round. Without speculation nothing but the host's work is left of it."""
+        if not self.gamma:
+            self._host_work()
+            return
+        with phase("dspark::draft"):
+            scalar = self.rounds.proposer.scalar.make(bs * self.gamma)
+            self._host_work()
+            if self.graphs is not None:
+                self.graphs.draft(bs, scalar, num_slots=num_slots)
+                return
+            if self.cfg.engine.how.transfer == "graph_slot":  # its graphs are set aside, to count expert load
+                scalar = self._persistent_scalar(bs * self.gamma)
+            self.rounds.draft(b, max_keys=max_keys, num_requests=bs, num_token_non_padded=scalar)
 
     def _agree_on_slots(self, bs: int) -> int:
         """Requests of the fullest replica, which choose the bucket of all: what no rank may decide alone."""
@@ -264,8 +271,9 @@ class DecodeEngine:
         if self.active:
             raise LabError(f"an idle round is for a rank without requests; this one has {len(self.active)}.")
         b, keys = min(self.cfg.engine.buckets), self.gamma + 1
-        scalar = self.rounds.proposer.scalar.make(0)
-        self.rounds.draft(b, max_keys=keys, num_requests=0, num_token_non_padded=scalar)
+        if self.gamma:
+            scalar = self.rounds.proposer.scalar.make(0)
+            self.rounds.draft(b, max_keys=keys, num_requests=0, num_token_non_padded=scalar)
         self.rounds.verify(b, max_keys=keys, num_requests=0, num_token_non_padded=self._persistent_scalar(0))
 
     def any_active(self) -> bool:

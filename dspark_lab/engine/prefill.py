@@ -64,7 +64,7 @@ class Prefill:
             num_token_non_padded_cpu=real,
         )
         batch.validate(self.cfg.parallel, mask_padding=self.cfg.engine.mask_padding)
-        out = r.target.forward(batch, r.target_cache, capture_layers=self.cfg.model.drafter.target_layer_ids)
-        if real:
+        out = r.target.forward(batch, r.target_cache, capture_layers=r.context_layers)
+        if real and r.gamma:
             r.drafter.write_context(out.aux[:real], slots.expand(real), positions[:real], r.draft_cache)
         return out.hidden

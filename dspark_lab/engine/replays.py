@@ -1,4 +1,4 @@
-"""`RoundGraphs`: draft and verify of a round as two captured graphs a bucket, and what fills the scalar's slots."""
+"""`RoundGraphs`: draft and verify of a round as two captured graphs a bucket (one without speculation), and what fills the scalar's slots."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class RoundGraphs:
         self._predicate = cfg.needs_scalar
         self._writes_slot = cfg.engine.how.transfer == "graph_slot"
         self._slot_holds: int | None = None
-        self.drafts = self._runner("draft", rounds.draft, rounds.gamma, checks)
+        self.drafts = self._runner("draft", rounds.draft, rounds.gamma, checks) if rounds.gamma else None
         self.verifies = self._runner("verify", rounds.verify, rounds.width, checks)
         self.capture()
 
@@ -40,8 +40,8 @@ class RoundGraphs:
         """Captures both over padded rows only, which write to the dummy slot: no request's cache is touched."""
         table = self.rounds.state.table.clone()
         self.rounds.state.clear()
-        self.drafts.capture()
-        self.verifies.capture()
+        for runner in self._runners:
+            runner.capture()
         self.rounds.state.table.copy_(table)
 
     def draft(self, bs: int, scalar: Tensor | None, *, num_slots: int | None = None) -> None:
@@ -49,12 +49,14 @@ class RoundGraphs:
 
         ``num_slots`` chooses the bucket: all replicas replay the one that holds the fullest of them. By default ``bs``.
         """
+        assert self.drafts is not None, "nobody drafts without speculation"
         slots = bs if num_slots is None else num_slots
         self._admit(self.drafts, slots)
         if not self._predicate:
             self.drafts.replay(slots)
             return
-        self.drafts.replay(slots, num_token_non_padded=self._slot_value(bs) if self._writes_slot else scalar)
+        given = self._slot_value(self.drafts.slot, bs) if self._writes_slot else scalar
+        self.drafts.replay(slots, num_token_non_padded=given)
 
     def verify(self, bs: int, *, num_slots: int | None = None) -> None:
         """Replays the verify graph; its count goes straight into the slot, under every strategy."""
@@ -64,15 +66,19 @@ class RoundGraphs:
 
     def report(self) -> list[dict[str, Any]]:
         """Capture time and memory by graph and bucket."""
-        return [*self.drafts.report(), *self.verifies.report()]
+        return [row for runner in self._runners for row in runner.report()]
 
     def destroy(self) -> None:
-        self.drafts.destroy()
-        self.verifies.destroy()
+        for runner in self._runners:
+            runner.destroy()
 
-    def _slot_value(self, bs: int) -> Tensor | int:
+    @property
+    def _runners(self) -> list[GraphRunner]:
+        return [self.verifies] if self.drafts is None else [self.drafts, self.verifies]
+
+    def _slot_value(self, slot: Tensor | None, bs: int) -> Tensor | int:
         """The count, or the slot itself where it holds that count already: then nothing is written."""
-        n, slot = bs * self.rounds.gamma, self.drafts.slot
+        n = bs * self.rounds.gamma
         assert slot is not None
         if self._slot_holds == n:
             return slot

@@ -1,4 +1,7 @@
-"""`Rounds`: the device side of one round as two functions, draft and verify, over the batch's state. Called eagerly or captured."""
+"""`Rounds`: the device side of one round as two functions, draft and verify, over the batch's state. Called eagerly or captured.
+
+Without speculation a round is `verify` alone, over blocks of one token: its anchor.
+"""
 
 from __future__ import annotations
 
@@ -34,13 +37,15 @@ class Rounds:
     ) -> None:
         """``num_slots`` of the caches: by default all of the batch; ``replica``: which attention replica this is."""
         self.cfg, self.target, self.drafter, self.device = cfg, target, drafter, device
-        self.gamma = cfg.model.drafter.block_size
+        self.gamma = cfg.gamma
         self.width = self.gamma + 1
         slots = cfg.engine.batch_size if num_slots is None else num_slots
         self.target_cache = target.new_cache(slots, cfg.model.context_len)
         self.draft_cache = drafter.new_cache(slots, cfg.model.context_len)
         self.state = BatchState(max_rows, self.target_cache.dummy_slot, device)
         self.proposer = DraftBlockProposer(cfg, drafter, self.draft_cache, device)
+        self.context_layers = cfg.model.drafter.target_layer_ids if self.gamma else ()
+        """Target layers whose outputs are the draft context; none where nobody drafts."""
         self.drafts = torch.zeros(max_rows, self.gamma, dtype=torch.int64, device=device)
         self.lengths = torch.zeros(max_rows, dtype=torch.int64, device=device)
         self.packed = torch.zeros(max_rows, self.width + 2, dtype=torch.int64, device=device)
@@ -72,7 +77,7 @@ class Rounds:
         batch = self.build_verify_batch(
             b, max_keys=max_keys, num_requests=num_requests, num_token_non_padded=num_token_non_padded
         )
-        out = self.target.forward(batch, self.target_cache, capture_layers=self.cfg.model.drafter.target_layer_ids)
+        out = self.target.forward(batch, self.target_cache, capture_layers=self.context_layers)
         target_tokens = self.target.argmax(out.hidden).view(b, self.width)
         context_slots = accept_and_commit(
             self.drafts[:b],
@@ -87,8 +92,9 @@ class Rounds:
             self.num_rounds,
             dummy_slot=s.dummy_slot,
         )
-        # Context for the anchor and the kept drafts; rejected rows go to the dummy slot. Target K/V are cut by length.
-        self.drafter.write_context(out.aux, context_slots, batch.positions, self.draft_cache)
+        if self.gamma:
+            # Context for the anchor and the kept drafts; rejected rows go to the dummy slot. Target K/V are cut by length.
+            self.drafter.write_context(out.aux, context_slots, batch.positions, self.draft_cache)
         if self._overflows:
             self.results[:b, :-1].copy_(self.packed[:b])
             self.results[:b, -1:].copy_(torch.cat(self._overflows).sum())
@@ -133,7 +139,7 @@ class Rounds:
 
     def _draw_simulated(self, max_rows: int, replica: int) -> Tensor | None:
         length = self.cfg.engine.simulated_accept_length
-        if length is None:
+        if length is None or not self.gamma:
             return None
         num_replicas = self.cfg.parallel.attn_dp
         drawn = simulated_accepts(length, SIMULATED_STEPS, max_rows * num_replicas, self.cfg.seed)

@@ -35,23 +35,24 @@ class StepBytes:
 
 
 def step_bytes(cfg: LabConfig, *, target_hits: list[float], draft_hits: list[float], context: float) -> StepBytes:
-    """Bytes of one round of ``cfg``.
+    """Bytes of one round of ``cfg``; without speculation of the target's alone.
 
     ``target_hits`` and ``draft_hits``: experts with a row, a mean a forward for each MoE layer (as a run's ``ep`` reports
     them); ``context``: mean positions of a request.
     """
     m = cfg.model
     item, tp, moe_tp = ITEM_BYTES[m.dtype], cfg.parallel.tp_size, cfg.parallel.moe_tp
-    both = ((m.target, target_hits), (m.draft, draft_hits))
+    stacks = ((m.target, target_hits), (m.draft, draft_hits))[: 2 if cfg.gamma else 1]
     vocab, hidden, d = m.target.vocab_size, m.target.hidden_size, m.drafter
-    routers = sum(c.num_moe_layers * c.num_experts * c.hidden_size for c, _ in both)
-    heads = 2 * vocab * hidden // tp + len(d.target_layer_ids) * hidden * hidden + routers
-    kv = sum(2 * c.num_hidden_layers * c.num_key_value_heads * c.head_dim for c, _ in both) // tp
+    routers = sum(c.num_moe_layers * c.num_experts * c.hidden_size for c, _ in stacks)
+    heads = len(stacks) * vocab * hidden // tp + routers
+    heads += len(d.target_layer_ids) * hidden * hidden if cfg.gamma else 0
+    kv = sum(2 * c.num_hidden_layers * c.num_key_value_heads * c.head_dim for c, _ in stacks) // tp
     return StepBytes(
-        attention=item * sum(_attention(c) for c, _ in both) // tp,
-        experts=round(item * sum(_experts(c, hits, tp, moe_tp) for c, hits in both)),
+        attention=item * sum(_attention(c) for c, _ in stacks) // tp,
+        experts=round(item * sum(_experts(c, hits, tp, moe_tp) for c, hits in stacks)),
         heads=item * heads,
-        markov=item * d.block_size * vocab * d.markov_rank // tp,
+        markov=item * cfg.gamma * vocab * d.markov_rank // tp,
         kv=round(item * kv * context * cfg.engine.batch_size),
     )
 

@@ -56,6 +56,8 @@ def _in_parallel(cfg: LabConfig, toggles: dict[str, Any]) -> LabConfig:
 
 def path_key(cfg: LabConfig) -> LabConfig:
     """Configs with equal keys run the same code in every step: an `alloc` whose guard never builds is ``none``."""
+    if not cfg.engine.speculate:
+        return cfg.replace(alloc="on_demand")  # no drafts, no scalar of theirs
     if cfg.builds_scalar:
         return cfg.replace(transfer=cfg.engine.how.transfer, guard="always")
     return cfg.replace(alloc="none") if not cfg.needs_scalar else cfg
@@ -74,6 +76,7 @@ def arm_name(cfg: LabConfig) -> str:
         parts += [p.placement] * (p.placement != "contiguous")
         parts += [f"red{p.num_redundant_experts}"] * (p.num_redundant_experts > 0)
     parts.append(f"bs{e.batch_size}")
+    parts += ["plain"] * (not e.speculate)
     if e.host_work_us:
         parts.append(f"hw{e.host_work_us:g}")
     parts.append(e.alloc.replace(":", "-"))

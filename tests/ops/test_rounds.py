@@ -54,9 +54,9 @@ def test_a_draft_block_by_hand() -> None:
 
 
 @pytest.mark.parametrize("simulated", [False, True])
-@pytest.mark.parametrize("b", [1, 4, 33])
-def test_commit(b: int, simulated: bool) -> None:
-    gamma, g = 5, torch.Generator().manual_seed(b)
+@pytest.mark.parametrize(("b", "gamma"), [(1, 5), (4, 5), (33, 5), (3, 0)])
+def test_commit(b: int, gamma: int, simulated: bool) -> None:
+    g = torch.Generator().manual_seed(b)
     # Mostly equal tokens, so that every number of accepted drafts comes up.
     drafts = torch.randint(0, 4, (b, gamma), generator=g).to(DEVICE)
     target = torch.where(

@@ -69,7 +69,7 @@ def accept_and_commit(
         )
     if simulated is not None and (simulated.dim() != 2 or simulated.shape[1] < b):
         raise ValueError(f"simulated {tuple(simulated.shape)} must have a column for each of {b} requests.")
-    return _backend(drafts).accept_and_commit(
+    return _backend(anchors).accept_and_commit(
         drafts, lengths, target_tokens, anchors, seq_lens, slots, limits, packed, simulated, num_rounds,
         dummy_slot=dummy_slot,
     )  # fmt: skip

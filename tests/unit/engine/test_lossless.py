@@ -52,6 +52,14 @@ def test_any_threshold(threshold: float, models) -> None:
     assert min(proposals) < cfg.model.drafter.block_size  # the threshold cut something
 
 
+@pytest.mark.parametrize("overlap", [False, True])
+def test_without_speculation_a_step_is_one_token(overlap: bool, models) -> None:
+    cfg = preset("tiny", device="cpu", batch_size=3, speculate=False, overlap=overlap, alloc="blocking")
+    for o in check(cfg, models):
+        assert set(o.acceptance_lengths) == {1}
+        assert set(o.proposal_lengths) == {0}
+
+
 def test_more_prompts_than_slots_and_lengths_are_not_cut(models) -> None:
     cfg = preset("tiny", device="cpu", batch_size=2)
     pair, some = models(cfg), prompts(cfg, 5)

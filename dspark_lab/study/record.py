@@ -72,6 +72,17 @@ def _one() -> dict[str, Sheet]:
             profile_steps=4,
             keep_traces=("none",),
         ),
+        "small-speculation": Sheet(
+            configs=tuple(
+                small.replace(batch_size=b, alloc="none", speculate=s) for b in (1, 8, 32) for s in (True, False)
+            ),
+            repeats=1,
+            keep_traces=("none",),
+            traces_at={"batch_size": 1, "speculate": False},
+        ),
+        "qwen3-30b-a3b-speculation": Sheet(
+            configs=tuple(qwen.replace(alloc="none", speculate=s) for s in (True, False)), repeats=1, profile_steps=0
+        ),
         "qwen3-30b-a3b": Sheet(
             configs=tuple(
                 qwen.replace(batch_size=b, alloc=a) for b in (1, 8) for a in ("none", "blocking", "on_demand")

@@ -48,6 +48,15 @@ def test_lossless_in_float32(experts: int) -> None:
         assert out.tokens == generate_plain(cfg, prompt, target=pair[0], max_new_tokens=48)
 
 
+@pytest.mark.parametrize("graph", [False, True])
+def test_without_speculation(graph: bool) -> None:
+    cfg = preset("tiny", device="cuda", batch_size=3, speculate=False, use_graph=graph, overlap=True)
+    pair = build(cfg, "cuda")
+    for out, prompt in zip(generate(cfg, PROMPTS, max_new_tokens=48, models=pair), PROMPTS, strict=True):
+        assert out.tokens == generate_plain(cfg, prompt, target=pair[0], max_new_tokens=48)
+        assert set(out.acceptance_lengths) == {1}
+
+
 @torch.inference_mode()
 @pytest.mark.parametrize("name", ["tiny", "small"])
 def test_a_round_waits_for_the_host_nowhere_but_at_its_end(name: str) -> None:

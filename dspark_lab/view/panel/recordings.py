@@ -50,7 +50,7 @@ def _row(name: str) -> dict[str, Any]:
         "floor": floor,
         **{f: flat[f] for f in FACETS},
         "mask_padding": cfg.engine.mask_padding or floor,
-        "set": _set(name, cfg),
+        "set": _set(name, cfg) + ("" if cfg.engine.speculate else ", no drafts"),
         "device": str(environment.get("device_name", "")),
         "timed": not d.get("quoted"),
         "recorded_at": str(environment.get("recorded_at", "")),

@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from dspark_lab.analysis.breakdown import COMMUNICATION, DeviceLine, breakdown, lines
+from dspark_lab.analysis.breakdown import breakdown
+from dspark_lab.analysis.device_line import COMMUNICATION, DeviceLine, lines
 from dspark_lab.analysis.syncs import charge
 from dspark_lab.errors import LabError
 from dspark_lab.trace import Trace, TraceSet, open_trace

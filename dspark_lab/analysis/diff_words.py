@@ -73,7 +73,7 @@ def _phrase(part: dict[str, Any], sides: list[list[Capture]]) -> str:
 def _call(name: str, sides: list[list[Capture]], site: str, more: bool) -> str:
     side = sides[1 if more else 0]
     count = round(float(np.mean([c.waits.get((name, site), 1.0) for c in side])))
-    kinds = {"StreamSynchronize": "stream synchronise", "DeviceSynchronize": "device synchronise", "EventSynchronize": "event wait", "Memcpy": "blocking copy"}  # fmt: skip
+    kinds = {"StreamSynchronize": "stream synchronise", "DeviceSynchronize": "device synchronise", "EventSynchronize": "event wait", "Query": "wait by polling", "Memcpy": "blocking copy"}  # fmt: skip
     word = next((w for k, w in kinds.items() if k in name), name)
     return f"{'a' if count <= 1 else count} {word}{'' if count <= 1 else 's'} ({name})"
 

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
-from dspark_lab.analysis.breakdown import COMMUNICATION, lines
 from dspark_lab.analysis.comm import clocks, match_collectives
+from dspark_lab.analysis.device_line import COMMUNICATION, lines
 from dspark_lab.analysis.edits import DROPS, Edit
 from dspark_lab.analysis.rank_replay import RankReplay
 from dspark_lab.errors import LabError, unknown

@@ -1,4 +1,4 @@
-"""One rank's trace as host calls and device events that wait for each other: what is taken from it, and the replay."""
+"""One rank's trace replayed: host calls and device events that wait for each other, with something left out."""
 
 from __future__ import annotations
 
@@ -7,184 +7,25 @@ from collections.abc import Generator
 import numpy as np
 import pandas as pd
 
-from dspark_lab.analysis.breakdown import QUEUED_NS, DeviceLine
+from dspark_lab.analysis.device_line import QUEUED_NS, DeviceLine
 from dspark_lab.analysis.edits import Edit
-from dspark_lab.analysis.syncs import WAITED_NS, event_age, records
-from dspark_lab.trace.launches import NONE, first_at, last_at, named
-
-_PLAIN, _DRAIN, _EVENT, _OWN = 0, 1, 2, 3
-_RETURN_NS, _CALL_NS, _START_NS = 5_000, 5_000, 5_000
+from dspark_lab.analysis.host_line import OWN, PLAIN, HostLine
+from dspark_lab.analysis.releases import Releases
+from dspark_lab.trace.events import named
+from dspark_lab.trace.launches import NONE, first_at, last_at
 
 
 class RankReplay:
-    """One rank's calls and events, with what the replay needs of each."""
+    """One rank's calls and events, run in order. After a run: began, ended, gone (by event), waited (by wait), ns."""
 
     def __init__(self, line: DeviceLine, matched: pd.DataFrame | None, offset: int) -> None:
         self.line, self.offset = line, offset
-        self.notes: list[str] = []
-        self.remarks: list[str] = []
-        trace = line.trace
-        calls = trace.linked.calls
-        self.waits = trace.waits()
-        start, end = calls["ts_ns"].to_numpy(), calls["end_ns"].to_numpy()
-        tid = calls["tid"].to_numpy()
-        has_events = np.zeros(len(calls), dtype=bool)
-        has_events[line.call[line.call >= 0]] = True
-        wait_at = {
-            (int(t), int(s)): i for i, (t, s) in enumerate(zip(self.waits["tid"], self.waits["ts_ns"], strict=True))
-        }
-        wait_of = np.array([wait_at.get((int(t), int(s)), -1) for t, s in zip(tid, start, strict=True)], dtype=np.int64)
-        matters = has_events | (wait_of >= 0)
-        threads = np.unique(tid[has_events])
-        outer = _outer(start, end, tid)
-        keep = np.flatnonzero(np.isin(tid, threads) & (outer | matters))
-        if len(threads) > 1:
-            self.notes.append(
-                "several threads launch: their order is kept as recorded, what they wait for in each other is not known"
-            )
-        if len(np.unique(line.stream)) > 1:
-            self.notes.append(
-                "several streams without event records: an event is taken to wait for the latest that had ended before it, so a gain may be larger"
-            )
-        orphans = np.flatnonzero(line.call < 0)
-        if len(orphans) and orphans[-1] >= len(
-            orphans
-        ):  # those launched before the capture come first and stay where they were
-            self.notes.append(f"{len(orphans)} device events have no launch call: they follow the device alone")
-        if trace.integrity.num_launches_without_device_events:
-            self.notes.append("launch calls without device events: their time on the device is missing")
-        if trace.integrity.num_incomplete_replays:
-            self.notes.append("incomplete graph replays: some of their kernels are missing")
-        order = keep[np.argsort(start[keep], kind="stable")]
-        self.c_start, self.c_dur = start[order], (end - start)[order]
-        running = np.concatenate((self.c_start[:1], np.maximum.accumulate(end[order])[:-1]))
-        self.c_gap = self.c_start - running
-        self.c_wait = wait_of[order]
-        self.c_has = has_events[order]
-        self._events(order)
-        self._wait_targets()
-        self.c_cost, self.c_return = self._wait_costs()
+        self.host, self.releases = HostLine(line), Releases(line)
+        self.notes, self.remarks, self.waits = self.host.notes, self.host.remarks, self.host.waits
         self.group = self._groups(matched)
         self.waited = np.zeros(len(self.waits), dtype=np.int64)
-        self.began = line.start.copy()
-        self.ended = line.end.copy()
-
-    # -- what is taken from the trace ------------------------------------------------------------------------------
-
-    def _events(self, order: np.ndarray) -> None:
-        """Events by launch call, what each follows, and its release: how far into (and after) its call it may start on an idle device."""
-        line, n = self.line, len(self.line)
-        at = {int(c): k for k, c in enumerate(order)}
-        self.e_call = np.array([at.get(int(c), -1) for c in line.call], dtype=np.int64)
-        by_call = np.argsort(self.e_call, kind="stable")
-        bounds = np.searchsorted(self.e_call[by_call], np.arange(len(order) + 1))
-        self.e_order, self.e_bounds = by_call, bounds
-        self.several = len(np.unique(line.stream)) > 1
-        if self.several:
-            ends = np.argsort(line.end, kind="stable")
-            rank = np.searchsorted(line.end[ends], line.start, side="right") - 1
-            follows = np.where(rank >= 0, ends[np.maximum(rank, 0)], -1)
-            follows = np.where((follows >= 0) & (line.call_start[follows] > line.call_start), -1, follows)
-            self.e_after = np.where(follows == np.arange(n), -1, follows)
-            gap = np.where(self.e_after >= 0, line.start - line.end[np.maximum(self.e_after, 0)], 0)
-        else:
-            self.e_after = np.arange(n) - 1
-            gap = np.where(self.e_after >= 0, line.start - line.end[np.maximum(self.e_after, 0)], 0)
-        late = line.host_bound | ((line.call >= 0) & ~line.queued & (line.host_ns > 0) & ~line.same_launch)
-        self.e_gap = np.where(late, np.minimum(gap, line.natural), gap)
-        call_dur = np.maximum(line.call_end - line.call_start, 1)
-        inside = np.clip((line.start - line.call_start) / call_dur, 0.0, 1.0)
-        beyond = np.maximum(line.start - line.call_end, 0)
-        first = line.call[:n] != np.concatenate(([-2], line.call[:-1])) if n else np.zeros(0, dtype=bool)
-        node = (
-            np.arange(n) - np.maximum.accumulate(np.where(first, np.arange(n), 0)) if n else np.zeros(0, dtype=np.int64)
-        )
-        size = np.bincount(line.call[line.call >= 0], minlength=1)[np.maximum(line.call, 0)] if n else node
-        table = pd.DataFrame({"size": np.where(line.in_graph, size, 1), "node": node, "name": line.name, "graph": line.in_graph, "shape": line.category, "inside": inside, "beyond": beyond})  # fmt: skip
-        seen = table[late]
-        share, extra = np.full(n, np.nan), np.full(n, np.nan)
-        for keys in (["size", "node", "name"], ["graph", "shape"]):
-            if not len(seen):
-                break
-            pooled = seen.groupby(keys, sort=False)[["inside", "beyond"]].median().reset_index()
-            found = table[keys].merge(pooled, on=keys, how="left")
-            fill = np.isnan(share) & ((node == 0) | (len(keys) == 3))
-            share = np.where(fill, found["inside"].to_numpy(), share)
-            extra = np.where(fill, found["beyond"].to_numpy(), extra)
-        share = np.where(np.isnan(share), np.where(node == 0, 1.0, 0.0), share)
-        extra = np.where(np.isnan(extra), np.where(node == 0, _START_NS, 0), extra)
-        # an event that did not wait for the host was released by its start at the latest: what is usual must not delay it in the replay
-        self.e_share = np.where(late, share, np.minimum(share, inside))
-        self.e_extra = np.where(late, extra, np.minimum(extra, beyond)).astype(np.int64)
-
-    def _wait_targets(self) -> None:
-        """What each wait waits for: everything enqueued before it, the work before one event record, or the copy of its own call."""
-        line = self.line
-        n = len(self.c_start)
-        self.c_kind, self.c_target = np.zeros(n, dtype=np.int64), np.full(n, -1)
-        kinds = self.waits["kind"].to_numpy()
-        rec_at, _ = records(line)
-        rec_call = np.searchsorted(self.c_start, rec_at, side="right") - 1
-        windows = self.line.trace.step_windows
-        rec_place = windows.of(rec_at)
-        age, how = event_age(line)
-        if how == "at least":
-            self.remarks.append(
-                "the age of the awaited events does not show in this trace; the least possible is taken"
-            )
-        upto = (
-            np.maximum.accumulate(np.where(self.e_bounds[1:] > self.e_bounds[:-1], self.e_bounds[1:], 0))
-            if n
-            else np.zeros(0, dtype=np.int64)
-        )
-        place = windows.of(self.c_start)
-        for k in np.flatnonzero(self.c_wait >= 0).tolist():
-            kind = kinds[self.c_wait[k]]
-            if kind == "sync":
-                self.c_kind[k] = _DRAIN
-            elif kind == "blocking_copy":
-                self.c_kind[k] = _OWN
-            elif np.isfinite(age) and place[k] >= 0:
-                wanted = np.flatnonzero((rec_place >= 0) & (rec_place <= place[k] - age) & (rec_call < k))
-                if len(wanted) and rec_place[wanted[-1]] == place[k] - age:
-                    self.c_kind[k], self.c_target[k] = _EVENT, upto[rec_call[wanted[-1]]]
-                else:
-                    self.c_kind[k] = _PLAIN
-        self._upto = upto
-
-    def _wait_costs(self) -> tuple[np.ndarray, np.ndarray]:
-        """(cost of the call itself, time from the end of the awaited work to its return), ns, medians of the same call."""
-        n = len(self.c_start)
-        cost, back = self.c_dur.copy(), np.full(n, _RETURN_NS)
-        names = self.waits["name"].astype(str).to_numpy()
-        is_wait = np.flatnonzero(self.c_kind != _PLAIN).tolist()
-        ends = np.full(n, -1)
-        for k in is_wait:
-            upto = self._target_bound(k)
-            ends[k] = (
-                int(self.line.end[self.e_order[:upto]].max())
-                if upto > 0 and self.c_kind[k] == _OWN
-                else self._end_of(upto)
-            )
-        for key in {(names[self.c_wait[k]], self.c_kind[k]) for k in is_wait}:
-            mine = np.array([k for k in is_wait if (names[self.c_wait[k]], self.c_kind[k]) == key])
-            dur, until = self.c_dur[mine], self.c_start[mine] + self.c_dur[mine]
-            free = dur[(ends[mine] <= self.c_start[mine]) & (dur < WAITED_NS)]
-            usual = int(np.median(free)) if len(free) else min(_CALL_NS, int(dur.min()))
-            late = (until - ends[mine])[(ends[mine] > self.c_start[mine]) & (until >= ends[mine])]
-            cost[mine], back[mine] = usual, int(np.median(late)) if len(late) else _RETURN_NS
-        return cost, back
-
-    def _target_bound(self, k: int) -> int:
-        """How many events, in order of launch, a wait covers."""
-        if self.c_kind[k] == _EVENT:
-            return int(self.c_target[k])
-        return int(self._upto[k]) if self.c_kind[k] == _OWN else int(self._upto[k - 1]) if k else 0
-
-    def _end_of(self, upto: int) -> int:
-        if not hasattr(self, "_latest"):
-            self._latest = np.maximum.accumulate(self.line.end[self.e_order]) if len(self.line) else self.line.end
-        return int(self._latest[upto - 1]) if upto > 0 else -1
+        self.began, self.ended = line.start.copy(), line.end.copy()
+        self.gone = np.zeros(len(line), dtype=bool)
 
     def _groups(self, matched: pd.DataFrame | None) -> dict[int, int]:
         """Event → least duration over ranks, for events that are part of a matched collective."""
@@ -198,56 +39,41 @@ class RankReplay:
             zip(position[matched["row"].to_numpy()[mine]].tolist(), least.to_numpy()[mine].tolist(), strict=True)
         )
 
-    # -- the replay ------------------------------------------------------------------------------------------------
-
     def replay(self, edit: Edit) -> Generator[int, int, None]:
         """Run; yields its (aligned) start at each matched collective and is sent the start of the last rank."""
-        line = self.line
+        line, host = self.line, self.host
         dur = self._durations(edit)
         gone = dur < 0
-        dur = np.maximum(dur, 0).tolist()
-        dropped = self._dropped(edit)
-        skip = self._empty_calls(gone)
-        c_gap, c_cost, c_dur = self.c_gap.tolist(), self.c_cost.tolist(), self.c_dur.tolist()
-        c_kind, c_return, c_wait = self.c_kind.tolist(), self.c_return.tolist(), self.c_wait.tolist()
-        share, extra, e_gap, after = (
-            self.e_share.tolist(),
-            self.e_extra.tolist(),
-            self.e_gap.tolist(),
-            self.e_after.tolist(),
-        )
-        order, bounds = self.e_order.tolist(), self.e_bounds.tolist()
-        goner, has_call = gone.tolist(), (self.e_call >= 0).tolist()
+        dur, goner = np.maximum(dur, 0).tolist(), gone.tolist()
+        dropped, skip = self._dropped(edit), self._empty_calls(gone)
+        c_gap, c_dur, c_kind, c_wait = host.gap.tolist(), host.dur.tolist(), host.kind.tolist(), host.wait.tolist()
+        order, bounds, has_call = host.events.tolist(), host.bounds.tolist(), (host.call >= 0).tolist()
+        rules = self.releases
+        after, e_gap = rules.after.tolist(), rules.gap_ns.tolist()
+        share, extra = rules.share.tolist(), rules.extra_ns.tolist()
+        floor = self._floor()
         began, ended = [0] * len(line), [0] * len(line)
         latest = [0] * (len(line) + 1)  # end of all among the first k events in order of launch
         group, offset = self.group, self.offset
         waited = np.zeros(len(self.waits), dtype=np.int64)
-        now = int(self.c_start[0]) if len(self.c_start) else 0
-        # what the first events queued behind lies before the capture: the device was not free earlier than they show
-        unseen = (line.call >= 0) & (line.start > line.call_end + QUEUED_NS)
-        floor = np.where(unseen, line.start, np.iinfo(np.int64).min // 2).tolist()
-        done = 0
-        scale, cost = edit.scale_host, edit.launch_cost
+        now = int(host.start[0]) if len(host) else 0
         # events without a call go first in launch order: they keep their recorded time
         for j in range(bounds[0] if bounds else len(order)):
             i = order[j]
             began[i], ended[i] = int(line.start[i]), int(line.start[i]) + dur[i]
             latest[j + 1] = max(latest[j], ended[i])
-            done = j + 1
+        done = bounds[0] if bounds else len(order)
         for k in range(len(c_gap)):
-            now += int(c_gap[k] * scale) if c_gap[k] > 0 else c_gap[k]
+            now += int(c_gap[k] * edit.scale_host) if c_gap[k] > 0 else c_gap[k]
             start, kind = now, c_kind[k]
-            if kind == _PLAIN or skip[k]:
-                took = 0 if skip[k] else int(c_dur[k] * cost)
-            elif kind == _OWN:
-                took = int(c_cost[k] * cost)
+            if skip[k] or (dropped[k] and kind not in (PLAIN, OWN)):
+                took = 0
+            elif kind == PLAIN:
+                took = int(c_dur[k] * edit.launch_cost)
+            elif kind == OWN:
+                took = int(host.cost[k] * edit.launch_cost)
             else:
-                took = int(c_cost[k] * cost)
-                if not dropped[k]:
-                    upto = min(self._target_bound(k), done)
-                    took = max(took, latest[upto] + c_return[k] - start)
-                else:
-                    took = 0
+                took = host.took(k, start, latest[min(host.covers(k), done)], edit.launch_cost)
             for j in range(bounds[k], bounds[k + 1]):
                 i = order[j]
                 prior = after[i]
@@ -266,14 +92,13 @@ class RankReplay:
                     ended[i] = ready + dur[i]
                 latest[j + 1] = max(latest[j], ended[i])
             done = max(done, bounds[k + 1])
-            if kind == _OWN and not dropped[k] and not skip[k]:
-                took = max(took, latest[done] + c_return[k] - start)
+            if kind == OWN and not dropped[k] and not skip[k]:
+                took = host.took(k, start, latest[done], edit.launch_cost)
             if c_wait[k] >= 0:
                 waited[c_wait[k]] = took
             now = start + took
-        self.waited = waited
+        self.waited, self.gone = waited, gone
         self.began, self.ended = np.array(began, dtype=np.int64), np.array(ended, dtype=np.int64)
-        self.gone = gone
 
     def periods(self) -> np.ndarray:
         """Periods of the last replay, µs, as the trace's own are defined."""
@@ -285,6 +110,12 @@ class RankReplay:
         until = np.where(self.line.trace.step_windows.follows(), following, last)
         known = (first != NONE) & (until != NONE)
         return np.where(known, (np.where(known, until, 0) - np.where(known, first, 0)) / 1000, np.nan)
+
+    def _floor(self) -> list[int]:
+        """What the first events queued behind lies before the capture: the device was not free earlier than they show."""
+        line = self.line
+        unseen = (line.call >= 0) & (line.start > line.call_end + QUEUED_NS)
+        return np.where(unseen, line.start, np.iinfo(np.int64).min // 2).tolist()
 
     def _durations(self, edit: Edit) -> np.ndarray:
         line = self.line
@@ -311,22 +142,11 @@ class RankReplay:
         else:
             hit = np.isin(kinds.astype(str), edit.drop)
         hit = hit & (steps >= 0)
-        return [bool(w >= 0 and hit[w]) for w in self.c_wait]
+        return [bool(w >= 0 and hit[w]) for w in self.host.wait]
 
     def _empty_calls(self, gone: np.ndarray) -> list[bool]:
         """Calls that launched only what was removed."""
         if not gone.any():
-            return [False] * len(self.c_start)
-        left = np.bincount(self.e_call[(self.e_call >= 0) & ~gone], minlength=len(self.c_start))
-        return (self.c_has & (left == 0)).tolist()
-
-
-def _outer(start: np.ndarray, end: np.ndarray, tid: np.ndarray) -> np.ndarray:
-    """Which calls lie in no other of their thread."""
-    out = np.zeros(len(start), dtype=bool)
-    for t in np.unique(tid):
-        mine = np.flatnonzero(tid == t)
-        mine = mine[np.lexsort((-end[mine], start[mine]))]
-        reach = np.concatenate(([np.iinfo(np.int64).min], np.maximum.accumulate(end[mine])[:-1]))
-        out[mine] = end[mine] > reach
-    return out
+            return [False] * len(self.host)
+        left = np.bincount(self.host.call[(self.host.call >= 0) & ~gone], minlength=len(self.host))
+        return (self.host.has_events & (left == 0)).tolist()

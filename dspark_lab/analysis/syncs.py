@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from dspark_lab.analysis.breakdown import DeviceLine, lines
+from dspark_lab.analysis.device_line import DeviceLine, lines
 from dspark_lab.trace import open_trace
+from dspark_lab.trace.polls import looks_of
 
 LOST_COLUMNS = (
     "rank",
@@ -154,15 +155,22 @@ def records(line: DeviceLine) -> tuple[np.ndarray, np.ndarray]:
 def event_age(line: DeviceLine) -> tuple[float, str]:
     """How many records back an event wait goes, for a trace that does not say which event is awaited; (NaN, "") where unknown.
 
-    A wait that held the host came back when one record's work was done: the record whose end lies just before. Where none held it, a
+    A wait that held the host came back when one record's work was done: the record whose end lies just before; of a wait by polling, the
+    one that ended between its last look but one and its last. Where none held it, a
     capture whose first steps record and do not wait tells by them; else the least age whose work was done at each return.
     """
     waits = line.trace.waits()
-    rows = waits[((waits["kind"] == "event_wait") & (waits["step"] >= 0)).to_numpy()]
+    mine = ((waits["kind"] == "event_wait") & (waits["step"] >= 0)).to_numpy()
+    rows = waits[mine]
     at, ends = records(line)
     if not len(rows) or not len(at):
         return float("nan"), ""
     back = rows["ts_ns"].to_numpy() + (rows["dur_us"].to_numpy() * 1000).round().astype(np.int64)
+    unseen = back - _RETURN_NS  # what was done by then, it would have come back for earlier
+    looks, asked = looks_of(waits, line.trace.linked), line.trace.linked.calls["ts_ns"].to_numpy()
+    for k, w in enumerate(np.flatnonzero(mine).tolist()):
+        if w in looks:
+            unseen[k] = asked[looks[w][-2]] if len(looks[w]) > 1 else back[k]
     newest = np.searchsorted(at, rows["ts_ns"].to_numpy(), side="right") - 1
     held = (rows["dur_us"].to_numpy() * 1000 > WAITED_NS) & (newest >= 0)
     place = {int(s): k for k, s in enumerate(line.trace.step_windows.labels)}
@@ -170,7 +178,7 @@ def event_age(line: DeviceLine) -> tuple[float, str]:
     ages = []
     for k in np.flatnonzero(held):
         seen = ends[: newest[k] + 1]
-        hit = np.flatnonzero((seen <= back[k]) & (seen > back[k] - _RETURN_NS))
+        hit = np.flatnonzero((seen <= back[k]) & (seen > unseen[k]))
         if len(hit):
             ages.append(place[int(rows["step"].iloc[k])] - int(of_record[hit[-1]]))
     if ages:

@@ -1,9 +1,9 @@
 """What-if: a trace replayed as host calls and device events that wait for each other, with something left out.
 
-Nothing in the model is fitted to a period. From the trace it takes what each thing took by itself (host calls, the host's time between
-them, kernels) and, pooled over all its like, what follows from what: how long after its launch an event starts on an idle device, how
-long after its predecessor on a busy one, how long after the awaited work a wait returns. The replay of the unedited trace is therefore a
-test: its error stands beside every prediction.
+Nothing in the model is fitted to a period. From the trace it takes, each by itself, host calls, the host's time between them, kernels, and the
+release of events that the device stood dry for; and, pooled over all their like, how long after its predecessor an event starts on a busy
+device, how long after the awaited work a wait returns, when events that did not wait were released. The replay of the unedited trace
+tests what is reckoned from these: what waits for what, and when; its error stands beside every prediction.
 """
 
 from __future__ import annotations

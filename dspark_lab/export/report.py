@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from dspark_lab.analysis.breakdown import COMMUNICATION, COMPUTE, COPY, DeviceLine, lines
+from dspark_lab.analysis.device_line import COMMUNICATION, COMPUTE, COPY, DeviceLine, lines
 from dspark_lab.analysis.diff import Diff, diff
 from dspark_lab.errors import LabError
 from dspark_lab.export.page import page, section, table

@@ -15,6 +15,7 @@ int32 where every value of the file fits: most of a million events is numbers.
 from __future__ import annotations
 
 import gc
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -99,3 +100,12 @@ def in_categories(events: pd.DataFrame, wanted: Sequence[str]) -> np.ndarray:
     known = events["category"].cat.categories
     hit = np.append(known.isin(wanted), False)  # the code of a missing category is −1
     return hit[events["category"].cat.codes.to_numpy()]
+
+
+def named(rows: pd.DataFrame, pattern: str) -> np.ndarray:
+    """Which rows have a name that the regular expression is found in; each different name is looked at once."""
+    if not len(rows):
+        return np.empty(0, dtype=bool)
+    search = re.compile(pattern).search
+    codes, names = pd.factorize(rows["name"])
+    return np.array([bool(search(str(name))) for name in names], dtype=bool)[codes]

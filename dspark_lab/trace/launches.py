@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from dspark_lab.trace.events import DEVICE_CATEGORIES, RUNTIME_CATEGORIES, in_categories
+from dspark_lab.trace.events import DEVICE_CATEGORIES, RUNTIME_CATEGORIES, in_categories, named
+from dspark_lab.trace.polls import Runs, poll_runs
 from dspark_lab.trace.steps import StepWindows
 
 _LAUNCH = r"Launch.*Kernel|LaunchKernel|GraphLaunch|KernelLaunch"
@@ -43,6 +44,11 @@ class Linked:
     device: pd.DataFrame
     by_time: bool
 
+    @cached_property
+    def polls(self) -> Runs:
+        """Waits by polling among ``calls``."""
+        return poll_runs(self.calls)
+
 
 def link(events: pd.DataFrame, steps: StepWindows) -> Linked:
     """Join device events to the calls that launched them, by correlation id; External ids are not used, they differ."""
@@ -73,15 +79,6 @@ def _wide(column: pd.Series) -> Any:
         if isinstance(column.dtype, pd.CategoricalDtype)
         else column.to_numpy().astype(np.int64, copy=False)
     )
-
-
-def named(rows: pd.DataFrame, pattern: str) -> np.ndarray:
-    """Which rows have a name that the regular expression is found in; each different name is looked at once."""
-    if not len(rows):
-        return np.empty(0, dtype=bool)
-    search = re.compile(pattern).search
-    codes, names = pd.factorize(rows["name"])
-    return np.array([bool(search(str(name))) for name in names], dtype=bool)[codes]
 
 
 def _first_call(of_calls: np.ndarray, of_device: np.ndarray) -> np.ndarray:

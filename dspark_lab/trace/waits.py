@@ -7,17 +7,17 @@ import re
 import numpy as np
 import pandas as pd
 
-from dspark_lab.trace.events import in_categories
-from dspark_lab.trace.launches import Linked, named
+from dspark_lab.trace.events import in_categories, named
+from dspark_lab.trace.launches import Linked
 from dspark_lab.trace.steps import StepWindows
 
 KINDS = ("sync", "event_wait", "blocking_copy")
-COLUMNS = ("step", "kind", "name", "site", "ts_ns", "dur_us", "tid", "age_steps")
+COLUMNS = ("step", "kind", "name", "site", "ts_ns", "dur_us", "tid", "age_steps", "num_looks")
 #: An asynchronous copy from host memory counts as blocking from this duration on: below, the call's own cost explains it.
 BLOCKING_FROM_NS = 50_000
 
-_SYNC = r"(?:Stream|Device|Ctx)Synchronize"
-_EVENT_WAIT = r"EventSynchronize"
+_SYNC = r"(?:Stream|Device|Ctx)Synchronize|StreamQuery"
+_EVENT_WAIT = r"EventSynchronize|EventQuery"
 _COPY = r"Memcpy"
 _FRAME = re.compile(r"^(?P<file>.+)\((?P<line>\d+)\): (?P<function>.+)$")
 _NOT_OWN = re.compile(r"^(?:torch/|<built-in|<frozen|nn\.Module)|/torch/|/lib/python\d|site-packages/(?:torch|triton)/")
@@ -27,15 +27,18 @@ def find_waits(events: pd.DataFrame, linked: Linked, steps: StepWindows) -> pd.D
     """One row a wait, in order of time.
 
     Columns: step (−1 outside every step), kind (``sync``, ``event_wait``, ``blocking_copy``), name (the call), site (Python line where
-    stacks were recorded, else the enclosing ops, else the call and its ordinal in the step), ts_ns, dur_us, tid, age_steps (NaN).
+    stacks were recorded, else the enclosing ops, else the call and its ordinal in the step), ts_ns, dur_us, tid, age_steps (NaN),
+    num_looks (calls of a wait by polling, which is one wait from the first to the last of them; 0 for a call that blocks).
     """
-    calls = linked.calls
-    kind = np.full(len(calls), -1)
+    calls, polls = linked.calls, linked.polls
+    kind, looks, end = np.full(len(calls), -1), np.zeros(len(calls), dtype=np.int64), calls["end_ns"].to_numpy().copy()
+    looks[polls.first], end[polls.first] = polls.num_looks, end[polls.last]
     kind[_blocking(linked)] = 2
     kind[named(calls, _SYNC)] = 0
     kind[named(calls, _EVENT_WAIT)] = 1
+    kind[named(calls, r"Query") & (looks == 0)] = -1
     rows = np.flatnonzero(kind >= 0)
-    of = calls.iloc[rows]
+    of = calls.iloc[rows].assign(end_ns=end[rows])
     table = pd.DataFrame(
         {
             "step": steps.label(of["place"].to_numpy()).astype(np.int64),
@@ -43,12 +46,25 @@ def find_waits(events: pd.DataFrame, linked: Linked, steps: StepWindows) -> pd.D
             "name": of["name"].astype(str).to_numpy(dtype=object),
             "site": np.array(_sites(events, of, steps), dtype=object),
             "ts_ns": of["ts_ns"].to_numpy(),
-            "dur_us": of["dur_ns"].to_numpy() / 1000,
+            "dur_us": (of["end_ns"] - of["ts_ns"]).to_numpy() / 1000,
             "tid": of["tid"].to_numpy(),
             "age_steps": np.full(len(rows), np.nan),
+            "num_looks": looks[rows],
         }
     )
     return table[list(COLUMNS)]
+
+
+def wait_of(waits: pd.DataFrame, tid: int, start_ns: np.ndarray) -> np.ndarray:
+    """The wait (row of ``waits``) that each call of a thread is, or is a look of; −1 for the others."""
+    mine = np.flatnonzero((waits["tid"] == tid).to_numpy())
+    if not len(mine):
+        return np.full(len(start_ns), -1)
+    of = waits.iloc[mine]
+    since, looks = of["ts_ns"].to_numpy(), of["num_looks"].to_numpy()
+    until = since + np.where(looks > 1, np.rint(of["dur_us"].to_numpy() * 1000), 0).astype(np.int64)
+    at = np.searchsorted(since, start_ns, side="right") - 1
+    return np.where((at >= 0) & (start_ns <= until[np.maximum(at, 0)]), mine[np.maximum(at, 0)], -1)
 
 
 def blocking_copies(linked: Linked) -> np.ndarray:

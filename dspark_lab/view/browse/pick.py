@@ -10,6 +10,7 @@ import numpy as np
 import pandas as pd
 
 from dspark_lab.trace.events import in_categories
+from dspark_lab.trace.waits import wait_of
 from dspark_lab.view.browse.scene import Scene
 from dspark_lab.view.browse.tracks import Track
 from dspark_lab.view.lanes import short
@@ -139,9 +140,11 @@ def _call(scene: Scene, track: Track, at: int, picked: Picked) -> Picked:
     call = records(group.trace.linked.calls.iloc[[at]])[0]
     facts = {**picked.facts, "correlation": str(call["correlation"])}
     waits = group.trace.waits()
-    mine = waits[((waits["ts_ns"] == call["ts_ns"]) & (waits["tid"] == call["tid"])).to_numpy()]
-    if len(mine):
-        facts |= {"host waits": str(mine["kind"].iloc[0]).replace("_", " "), "site": str(mine["site"].iloc[0])}
+    within = int(wait_of(waits, int(call["tid"]), np.array([call["ts_ns"]]))[0])
+    if within >= 0:
+        mine = waits.iloc[within]
+        looks = f", {mine['num_looks']} looks in {mine['dur_us']:,.0f} µs" if mine["num_looks"] else ""
+        facts |= {"host waits": str(mine["kind"]).replace("_", " ") + looks, "site": str(mine["site"])}
     device = group.trace.linked.device
     own = device[(device["call"] == at).to_numpy()]
     if len(own):

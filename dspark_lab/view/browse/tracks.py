@@ -10,6 +10,7 @@ import pandas as pd
 from dspark_lab.analysis.comm import comm_labels
 from dspark_lab.trace import Trace
 from dspark_lab.trace.events import in_categories
+from dspark_lab.trace.waits import wait_of
 from dspark_lab.view import lanes
 from dspark_lab.view.browse.detail import Row
 
@@ -155,9 +156,10 @@ def _threads(trace: Trace, group: int, zero: int, names: Names) -> list[Track]:
         if len(rows):
             start = calls["ts_ns"].to_numpy()[rows]
             colour = np.full(len(rows), CODE["host"])
-            kind = waits[(waits["tid"] == tid).to_numpy()]
-            for what, code in (("sync", "wait"), ("blocking_copy", "wait"), ("event_wait", "event wait")):
-                colour[np.isin(start, kind["ts_ns"].to_numpy()[(kind["kind"] == what).to_numpy()])] = CODE[code]
+            within = wait_of(waits, tid, start)
+            for_event = np.append((waits["kind"] == "event_wait").to_numpy(), False)[within]
+            colour[within >= 0] = CODE["wait"]
+            colour[for_event] = CODE["event wait"]
             out.append(
                 _track(
                     start=start, end=calls["end_ns"].to_numpy()[rows], colour=colour, name=names.of(calls["name"].iloc[rows]), index=rows,

@@ -34,7 +34,8 @@ def test_the_unedited_replay_is_within_a_percent(h200: Path, name: str) -> None:
 
 @pytest.mark.parametrize(
     "name",
-    ["small-ep1-bs1-blocking", "seed-ep1-tp2-bs1-blocking", "qwen3-30b-a3b-ep1-bs1-blocking", "small-hostwork-ep1-bs1-hw600-blocking", "h200-tp2-blocking"],
+    ["small-ep1-bs1-blocking", "seed-ep1-tp2-bs1-blocking", "qwen3-30b-a3b-ep1-bs1-blocking", "small-hostwork-ep1-bs1-hw600-blocking", "h200-tp2-blocking",
+     *sorted(p.parent.name for p in RECORDED.glob("ep2-*/traces"))],
 )  # fmt: skip
 def test_recordings_of_other_loops_replay_within_a_percent(name: str) -> None:
     found = lab.whatif(recorded(name), num_edits=0)
@@ -78,9 +79,18 @@ def test_editing_one_of_two_waits_moves_the_bill_to_the_next(h200: Path) -> None
 
 
 def loop(
-    path: Path, *, sync: bool, host: float = 60.0, gemm: float = 100.0, streams: int = 1, num_steps: int = 10
+    path: Path,
+    *,
+    sync: bool,
+    host: float = 60.0,
+    gemm: float = 100.0,
+    streams: int = 1,
+    num_steps: int = 10,
+    every: float = 0.0,
 ) -> Path:
-    """A decode loop with one copy a step, with or without a synchronise after it; results are read by an event two steps later."""
+    """A decode loop with one copy a step, with or without a synchronise after it; results are read by an event two steps later.
+
+    ``every``: the event is looked at that often until it has passed, instead of one blocking call."""
     events: list[dict[str, Any]] = []
 
     def put(cat: str, what: str, ts: float, dur: float, correlation: int, stream: int = 7) -> None:
@@ -93,7 +103,12 @@ def loop(
         begin, c = now, 10 * (n + 1)
         if n >= 2:
             until = max(now + 5, ends[n - 2] + 4)
-            put("cuda_runtime", "cudaEventSynchronize", now + 1, until - now - 1, c)
+            at = now + 1
+            while every and at + 1 < ends[n - 2]:
+                put("cuda_runtime", "cudaEventQuery", at, 2, c)
+                at += every
+            until = at + 2 if every else until
+            put("cuda_runtime", "cudaEventQuery" if every else "cudaEventSynchronize", at, until - at, c)
             now = until
         put("cuda_runtime", "cudaMemcpyAsync", now + 5, 5, c + 1)
         free = max(free + 1, now + 11)
@@ -138,6 +153,23 @@ def test_a_made_loop_is_predicted_whatever_bounds_it(tmp_path: Path, host: float
     assert found.exact
     assert abs(found.replay_error_pct) < 0.2
     assert found.predicted_us == pytest.approx(truth.measured_us, rel=0.01)
+
+
+@pytest.mark.parametrize("every", [20.0, 110.0])
+def test_looks_at_an_event_are_one_wait_for_it(tmp_path: Path, every: float) -> None:
+    free = loop(tmp_path / "a.json", sync=False, every=every)
+    waits = lab.lost(free)
+    held = waits[waits["dur_us"] > 30]
+    assert set(held["kind"]) == {"event_wait"}
+    assert set(held["age_steps"]) == {2.0}
+    assert held["step"].is_unique
+    assert waits["lost_us"].sum() == 0
+    assert held["dur_us"].median() == pytest.approx(lab.lost(loop(tmp_path / "b.json", sync=False))["dur_us"].median(), abs=every)  # fmt: skip
+    truth = lab.whatif(free, num_edits=0)
+    found = lab.whatif(loop(tmp_path / "c.json", sync=True, every=every), drop="sync", num_edits=0)
+    assert truth.replay_error_pct == pytest.approx(0, abs=0.1)
+    assert found.predicted_us == pytest.approx(truth.measured_us, rel=0.01)
+    assert lab.whatif(free, scale_kernel={"gemm": 0.5}, num_edits=0).gain_us == pytest.approx(200, abs=5)
 
 
 def test_kernels_copies_and_host_time(tmp_path: Path) -> None:

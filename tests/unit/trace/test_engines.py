@@ -134,6 +134,29 @@ def test_sites(made, write):
     assert waits["step"].tolist() == [0, 1, 1, 1]
 
 
+def test_only_looks_that_held_the_launching_thread_are_a_wait(made, write):
+    trace = made()
+    for step in range(4):
+        at = 1000.0 * step
+        trace.mark(f"ProfilerStep#{step}", at, 999)
+        launch = trace.call("LaunchKernel", at + 1, 5)
+        trace.device("gemm", at + 10, 300, launch)
+        trace.call("HostAlloc", at + 10, 5)
+        trace.call("EventQuery", at + 16, 1)  # an allocator's
+        trace.call("EventQuery", at + 18, 1)
+        trace.call("EventRecord", at + 30, 2)
+        for look in range(5 if step > 1 else 1):
+            trace.call("EventQuery", at + 40 + 60 * look, 2)
+            trace.call("GetLastError", at + 43 + 60 * look, 1)
+        for look in range(8):
+            trace.call("EventQuery", at + 20 + 100 * look, 2, tid=9)  # a watchdog's
+    waits = open_trace(write(trace.content())).waits()
+    assert waits["name"].unique().tolist() == ["cudaEventQuery"]
+    assert waits["dur_us"].tolist() == [2, 2, 242, 242]
+    assert waits["num_looks"].tolist() == [1, 1, 5, 5]
+    assert waits["site"].tolist() == ["cudaEventQuery #1"] * 4
+
+
 def test_cpu_alone(made, write):
     trace = made()
     for step in range(3):

@@ -22,6 +22,8 @@ from dspark_lab.trace import open_trace
 
 #: A replay of the unedited trace that is further off than this is no basis for an exact prediction, percent.
 EXACT_PCT = 1.0
+#: Predictions lay so near to captures of what was predicted (docs/traces.md, where kernels were alike), percent of the step; less is not told from nothing.
+RESOLVED_PCT = 0.5
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,6 +55,11 @@ class WhatIf:
         return self.measured_us - self.predicted_us
 
     @property
+    def resolution_us(self) -> float:
+        """A gain below this is not told from none."""
+        return max(abs(self.replayed_us - self.measured_us), self.measured_us * RESOLVED_PCT / 100.0)
+
+    @property
     def sentence(self) -> str:
         """The prediction in words."""
         pct = 100.0 * self.gain_us / self.measured_us
@@ -64,6 +71,11 @@ class WhatIf:
         return (
             f"{self.edit}: {self.predicted_us:.0f} µs a step instead of {self.measured_us:.0f} ({-pct:+.1f} %), in this profiled capture; "
             f"the replay of the unedited trace is off by {self.replay_error_pct:+.2f} %"
+            + (
+                f"; less than is resolved ({self.resolution_us:.0f} µs)"
+                if 0 < abs(self.predicted_us - self.replayed_us) < self.resolution_us
+                else ""
+            )
             + (f"; the host then waits at {moved}" if moved else "")
             + ("" if self.exact else "; a bound, not exact: " + "; ".join(self.notes))
             + "."
@@ -80,6 +92,7 @@ class WhatIf:
             "replay_error_pct": self.replay_error_pct,
             "predicted_us": self.predicted_us,
             "gain_us": self.gain_us,
+            "resolution_us": self.resolution_us,
             "exact": self.exact,
             "notes": list(self.notes),
             "waits": self.waits.to_dict("records"),

@@ -95,17 +95,17 @@ def _hover(row: dict[str, Any]) -> str:
 
 
 def edits(predicted: WhatIf, *, title: str = "What single edits would gain") -> go.Figure:
-    """The best single edits of `lab.whatif`, µs a step that each saves by replay. What is within the replay's own error is pale."""
+    """The best single edits of `lab.whatif`, µs a step that each saves by replay. What the replay does not resolve is pale."""
     rows = records(predicted.edits)
     if not rows:
         return message(title, "No edits were tried; pass num_edits=10.")
-    error = abs(predicted.replayed_us - predicted.measured_us)
+    least = predicted.resolution_us
     names = [_cut(f"{r['edit']} {_target(r)}".strip()) for r in rows]
     colour = [_colour_of(str(r["edit"])) for r in rows]
     figure = go.Figure()
     figure.add_bar(
         x=[r["gain_us"] for r in rows], y=list(range(len(rows))), orientation="h", width=0.6, showlegend=False,
-        marker={"color": [COLOURS[c] for c in colour], "opacity": [1.0 if abs(r["gain_us"]) > error else 0.35 for r in rows]},
+        marker={"color": [COLOURS[c] for c in colour], "opacity": [1.0 if abs(r["gain_us"]) > least else 0.35 for r in rows]},
         hovertext=[f"{r['edit']} {str(r['target'])[:160]}<br>predicted {r['predicted_us']:,.1f} µs" for r in rows],
         hovertemplate="%{hovertext}<extra></extra>",
     )  # fmt: skip

@@ -320,7 +320,7 @@ def test_whatif_of_an_arm(recorded_panel: Panel, h200: Path) -> None:
     assert tab.choice.title == "blocking"
     tab.choice.value = str(h200 / "trace_blocking.json.gz")
     assert len(tab.best.edits) == 10
-    assert "off by +0.21 %" in tab.said.value
+    assert "off by +0.00 %" in tab.said.value
     assert round(tab.predicted.predicted_us) == 3441
     assert "what single edits would gain" in p.figure.layout.title.text
     site = next(v for _, v in tab.drop.options if v.startswith("at aten::to"))

@@ -31,7 +31,7 @@ class RoundGraphs:
         self.buckets = buckets or [b for b in cfg.engine.buckets if b <= rounds.state.max_rows]
         self._predicate = cfg.needs_scalar
         self._writes_slot = cfg.engine.how.transfer == "graph_slot"
-        self._slot_holds: int | None = None
+        self._slots_hold: dict[str, int] = {}
         self.drafts = self._runner("draft", rounds.draft, rounds.gamma, checks) if rounds.gamma else None
         self.verifies = self._runner("verify", rounds.verify, rounds.width, checks)
         self.capture()
@@ -55,14 +55,15 @@ class RoundGraphs:
         if not self._predicate:
             self.drafts.replay(slots)
             return
-        given = self._slot_value(self.drafts.slot, bs) if self._writes_slot else scalar
+        given = self._slot_value(self.drafts, bs) if self._writes_slot else scalar
         self.drafts.replay(slots, num_token_non_padded=given)
 
     def verify(self, bs: int, *, num_slots: int | None = None) -> None:
-        """Replays the verify graph; its count goes straight into the slot, under every strategy."""
+        """Replays the verify graph; its count goes straight into the slot, under every strategy, where it is not there yet."""
         slots = bs if num_slots is None else num_slots
         self._admit(self.verifies, slots)
-        self.verifies.replay(slots, num_token_non_padded=bs * self.rounds.width if self._predicate else None)
+        given = self._slot_value(self.verifies, bs) if self._predicate else None
+        self.verifies.replay(slots, num_token_non_padded=given)
 
     def report(self) -> list[dict[str, Any]]:
         """Capture time and memory by graph and bucket."""
@@ -76,13 +77,13 @@ class RoundGraphs:
     def _runners(self) -> list[GraphRunner]:
         return [self.verifies] if self.drafts is None else [self.drafts, self.verifies]
 
-    def _slot_value(self, slot: Tensor | None, bs: int) -> Tensor | int:
+    def _slot_value(self, runner: GraphRunner, bs: int) -> Tensor | int:
         """The count, or the slot itself where it holds that count already: then nothing is written."""
-        n = bs * self.rounds.gamma
+        n, slot = bs * runner.width, runner.slot
         assert slot is not None
-        if self._slot_holds == n:
+        if self._slots_hold.get(runner.name) == n:
             return slot
-        self._slot_holds = n
+        self._slots_hold[runner.name] = n
         return n
 
     @staticmethod

@@ -72,4 +72,5 @@ def _tokens_per_s(run: Run) -> pd.Series:
 def _speedup(run: Run, plain: Run) -> Interval:
     both = pd.concat([_tokens_per_s(run), _tokens_per_s(plain)], axis=1, keys=["a", "b"]).dropna()
     logs = t_interval(replicates(np.log(both["a"] / both["b"])).to_numpy())
-    return Interval(*(float(np.exp(x)) for x in (logs.mean, logs.low, logs.high)), logs.n)
+    mean, low, high = (float(np.exp(x)) for x in (logs.mean, logs.low, logs.high))
+    return Interval(mean, low, high, logs.n)

@@ -82,7 +82,10 @@ def _choose(
     BLOCK_K: tl.constexpr,
     RENORMALIZE: tl.constexpr,
 ):
-    """One row's softmax, top-k, map and mask."""
+    """One row's softmax, top-k, map and mask. The count is on its way while the logits are added up."""
+    num_real = num_rows
+    if count_ptr is not None:
+        num_real = tl.load(count_ptr)
     lane = tl.arange(0, BLOCK_E)
     real_lane = lane < NUM_EXPERTS
     if NUM_SLICES == 1:
@@ -111,7 +114,7 @@ def _choose(
     if physical_ptr is not None:
         ids = tl.load(physical_ptr + ids, mask=slot < K, other=0)
     if count_ptr is not None:
-        real = row < tl.load(count_ptr)
+        real = row < num_real
         ids = tl.where(real, ids, -1)
         weights = tl.where(real, weights, 0.0)
     tl.store(ids_ptr + row * K + slot, ids.to(tl.int64), mask=slot < K)

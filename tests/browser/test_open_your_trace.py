@@ -110,7 +110,6 @@ def test_panel_on_traces(jupyter: str, page: Page, asked_outside: list[str], sho
     run_all(page, f"{jupyter}/lab/tree/01_quickstart.ipynb?reset")
     panel = Panel(page)
     expect(panel.sentence).to_contain_text("blocking: step", timeout=60_000)
-    idle_again(page)
     panel.box.evaluate("panel => panel.scrollIntoView()")
 
     panel.tab("Diff")

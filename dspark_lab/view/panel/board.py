@@ -13,8 +13,9 @@ import pandas as pd
 from dspark_lab.config import ALLOCS, PRESETS, LabConfig, preset
 from dspark_lab.errors import LabError, nearest
 from dspark_lab.view.panel import reasons, recordings
+from dspark_lab.view.panel.arms import Arms
 from dspark_lab.view.panel.reasons import FACETS, WORDS, Choice
-from dspark_lab.view.panel.toggles import SOFT, Arms, Pick, Switch, Toggle
+from dspark_lab.view.panel.toggles import SOFT, Pick, Switch, Toggle
 
 VALUES: dict[str, tuple[Any, ...]] = {
     "ep_size": (1, 2, 3, 4, 8),
@@ -99,13 +100,13 @@ class Board:
         toggles: list[Any] = [
             Arms(ALLOCS, arms, tips={n: f"{a.transfer}, {a.guard}: {a.origin}" for n, a in ALLOCS.items()}, also=[floor.control]),
             floor,
-            Pick("recording", "Recording", ["–"], "–", tip="sets of runs that were measured with the same settings"),
-            Pick("preset", "Preset", PRESETS, self.base.preset, tip="model shapes to start from"),
-            Pick("host_work_us", "Host work, µs", VALUES["host_work_us"], int(e.host_work_us), tip="busy Python after the scalar's place, standing for a scheduler"),
-            Pick("ep_size", "EP size", VALUES["ep_size"], 1, tip="ranks that share the experts of each MoE layer"),
-            Pick("tp_size", "TP size", VALUES["tp_size"], 1, tip="ranks that share attention"),
-            Pick("batch_size", "Batch size", VALUES["batch_size"], 4, tip="requests decoded together"),
-            Pick("block_size", "Block size γ", VALUES["block_size"], 5, tip="draft tokens of a block"),
+            Pick("recording", "Recording", sorted(set(self.table["set"])) or ["–"], None, tip="sets of runs that were measured with the same settings"),
+            Pick("preset", "Preset", self._places("preset"), self.base.preset, tip="model shapes to start from"),
+            Pick("host_work_us", "Host work, µs", self._places("host_work_us"), int(e.host_work_us), tip="busy Python after the scalar's place, standing for a scheduler"),
+            Pick("ep_size", "EP size", self._places("ep_size"), 1, tip="ranks that share the experts of each MoE layer"),
+            Pick("tp_size", "TP size", self._places("tp_size"), 1, tip="ranks that share attention"),
+            Pick("batch_size", "Batch size", self._places("batch_size"), 4, tip="requests decoded together"),
+            Pick("block_size", "Block size γ", self._places("block_size"), 5, tip="draft tokens of a block"),
             Switch("use_graph", "CUDA graphs", e.use_graph, tip="a round is launched as two graphs"),
             Switch("mask_padding", "Mask padding", e.mask_padding, tip="off: padded rows are computed and thrown away"),
             Switch("overlap", "Overlap: host runs ahead", e.overlap, tip="results are read two rounds late"),
@@ -118,6 +119,11 @@ class Board:
             Pick("profile_steps", "Profiled steps", VALUES["profile_steps"], 8, tip="captured for the timeline, never compared"),
         ]  # fmt: skip
         return {t.name: t for t in toggles}
+
+    def _places(self, name: str) -> list[Any]:
+        """The values of a toggle here and of the recordings, in order."""
+        have = set(self.table[name])
+        return [*PRESETS, *sorted(have - set(PRESETS))] if name == "preset" else sorted({*VALUES[name], *have})
 
     def _laid_out(self) -> W.VBox:
         self._fixed = W.HTML(layout=W.Layout(margin="0"))
@@ -248,8 +254,18 @@ class Board:
             self._recording = self.toggles["recording"].value
         elif turned in (FACETS if live else recordings.FACETS):
             self._asked[live][str(turned)] = self.toggles[str(turned)].value
-        elif live and turned in self._mine:
+        elif live:
             self._mine[str(turned)] = self.toggles[str(turned)].value
+        else:
+            raise LabError(f"{turned}={self.toggles[str(turned)].value!r} is not taken: {FIXED}.")
+
+    def untaken(self, name: str, asked: Any) -> LabError | None:
+        """Why the toggle ``name`` does not say what a person ``asked`` of it, now that all are settled; None where it does."""
+        toggle = self.toggles[name]
+        if name == "alloc" or toggle.value == asked:  # strategies say themselves what they refused
+            return None
+        why = toggle.reason or f"with the other settings there is only {', '.join(map(str, toggle.offered))}"
+        return LabError(f"{name}={asked!r} cannot be chosen now: {why}.")
 
     def _settle_recorded(self, turned: str | None) -> None:
         if not len(self.table):

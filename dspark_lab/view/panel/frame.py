@@ -19,6 +19,7 @@ STYLE = """<style>
 .dspark-panel .jupyter-widget-tab > .widget-tab-contents { padding: 4px; overflow: hidden; }
 .dspark-panel .jupyter-widget-tab > .lm-TabBar .lm-TabBar-tab { min-width: 0; flex: 1 1 auto; padding: 0 8px; }
 .dspark-panel .widget-tab-contents .widget-vbox, .dspark-panel .widget-tab-contents .widget-html { overflow-x: hidden; margin: 0; }
+.dspark-panel option[value$="✕"] { display: none; }
 .dspark-board select:disabled, .dspark-board input:disabled { opacity: .55; }
 .dspark-board .widget-vbox, .dspark-board .widget-hbox, .dspark-board .widget-html, .dspark-board .widget-checkbox { flex-shrink: 0; }
 .dspark-board > * { flex-shrink: 0; }

@@ -12,6 +12,7 @@ from typing import Any
 import ipywidgets as W
 
 from dspark_lab.errors import LabError
+from dspark_lab.view.panel.turn import TURN
 
 RED = "#B42318"
 
@@ -30,13 +31,24 @@ class Guard:
         def guarded(*args: Any, **kwargs: Any) -> Any:
             if getattr(self._inside, "yes", False):  # an inner call: the outermost one reports
                 return fn(*args, **kwargs)
-            self._inside.yes = True
-            try:
+            with TURN:
                 before = len(self.errors)
-                value = fn(*args, **kwargs)
+                value = outer(*args, **kwargs)
                 if len(self.errors) == before:
                     self.clear()
                 return value
+
+        outer = self.aside(fn)
+        return guarded
+
+    def aside(self, fn: Callable[..., Any]) -> Callable[..., Any]:
+        """Of what no person waits for: waits for no turn, and leaves the red line of another call where it is."""
+
+        @functools.wraps(fn)
+        def guarded(*args: Any, **kwargs: Any) -> Any:
+            self._inside.yes = True
+            try:
+                return fn(*args, **kwargs)
             except Exception as e:
                 self.show(e)
                 if self.strict:
@@ -48,6 +60,10 @@ class Guard:
 
     def show(self, error: BaseException, *, details: str | None = None) -> None:
         """Puts ``error`` on the red line and keeps it."""
+        with TURN:
+            self._show(error, details)
+
+    def _show(self, error: BaseException, details: str | None) -> None:
         self.errors.append(error)
         mine = isinstance(error, LabError)
         line = (

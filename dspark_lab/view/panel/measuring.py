@@ -49,7 +49,7 @@ class Measuring:
         if not self.running:
             raise LabError("nothing runs; there is nothing to stop.")
         self._frame.say("stopping …")
-        threading.Thread(target=self._guard(self._job.stop), daemon=True).start()
+        threading.Thread(target=self._guard.aside(self._job.stop), daemon=True).start()
 
     def wait(self, timeout: float | None) -> None:
         """Waits for the job. Raises `LabError` after ``timeout`` seconds."""

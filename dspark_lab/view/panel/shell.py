@@ -28,6 +28,7 @@ from dspark_lab.view.panel.tabs.shown import Shown
 from dspark_lab.view.panel.tabs.timeline import TimelineTab
 from dspark_lab.view.panel.tabs.trace_file import TraceFileTab
 from dspark_lab.view.panel.tabs.whatif import WhatIfTab
+from dspark_lab.view.panel.turn import in_turn
 
 SOURCES = ("recorded", "live")
 
@@ -67,8 +68,9 @@ class Panel:
         )
         self.measuring = Measuring(self.guard, self.frame, self._ended, offer=lambda: self._offer_run(running=False))
         self._connect()
+        in_turn(self.frame.widget)
         self.guard(self._refresh)()
-        self.stock.warm_up(self._records["name"], self.guard, busy=lambda: self.measuring.running)
+        self.stock.warm_up(self._records["name"], self.guard.aside, busy=lambda: self.measuring.running)
 
     def _make_tabs(self) -> dict[str, Any]:
         plots = plot_tabs()
@@ -89,7 +91,7 @@ class Panel:
         f.source.observe(self.guard(lambda _: self._turned(None)), names="value")
         f.tabs.observe(self.guard(lambda _: self._draw()), names="selected_index")
         if hasattr(f.fit, "width"):
-            f.fit.observe(self.guard(lambda _: self._fill()), names="width")
+            f.fit.observe(self.guard.aside(lambda _: self._fill()), names="width")
         f.run.on_click(self.guard(lambda _: self.run()))
         f.stop.on_click(self.guard(lambda _: self.stop()))
 
@@ -162,13 +164,18 @@ class Panel:
         if self._quiet:
             return
         live, kept = self.source == "live", self.board.kept()
+        asked = self.toggles[name].value if name else None
         try:
             self._silently(lambda: self.board.settle(live=live, turned=name))
+            if name and (why := self.board.untaken(name, asked)):
+                raise why
             if live and name and self._sound and not reasons.no_torch() and (fault := self.board.fault()):
                 text, value = str(fault), self.toggles[name].value
                 raise fault if f"{name}=" in text else LabError(f"{name}={value!r} cannot be chosen now: {text}")
         except LabError:  # what cannot be is not taken: the toggle goes back, the red line says why
             self._silently(lambda: self.board.restore(kept, live=live))
+            if not live:
+                self._silently(lambda: self.board.show(self._shown.runs[0].config if self._shown.runs else None))
             raise
         self._refresh()
 

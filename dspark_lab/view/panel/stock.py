@@ -11,6 +11,7 @@ from dspark_lab.runs.record import Run
 from dspark_lab.runs.store import load_run
 from dspark_lab.view.panel import reasons
 from dspark_lab.view.panel.board import Board
+from dspark_lab.view.panel.turn import TURN
 from dspark_lab.view.rows import FEW, TOO_FEW, arm_of
 from dspark_lab.view.source import one_capture, one_rank, open_cached
 from dspark_lab.view.strip import step_strip
@@ -74,12 +75,15 @@ class Stock:
 
         def one() -> None:
             if left and not busy():
-                name = left.pop(0)
-                run = one_capture(self._run(name))
-                if run.trace_paths and len(drawn) < MAX_WARM and run.trace_paths[0].stat().st_size < MAX_WARM_BYTES:
-                    drawn.append(name)
-                    step_strip([run])
+                with TURN:
+                    read(left.pop(0))
                 loop.call_later(0.1, one)
+
+        def read(name: str) -> None:
+            run = one_capture(self._run(name))
+            if run.trace_paths and len(drawn) < MAX_WARM and run.trace_paths[0].stat().st_size < MAX_WARM_BYTES:
+                drawn.append(name)
+                step_strip([run])
 
         loop.call_later(1.0, guard(one))
 

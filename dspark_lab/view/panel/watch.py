@@ -8,6 +8,8 @@ import time
 from collections.abc import Callable
 from typing import Any, Protocol
 
+from dspark_lab.view.panel.turn import TURN
+
 ENDS = ("complete", "stopped", "failed")
 
 
@@ -30,7 +32,6 @@ class Watch:
     ) -> None:  # fmt: skip
         self.job, self.every_s, self.done = job, every_s, False
         self._tick, self._end, self._broken = tick, end, broken
-        self._lock = threading.RLock()
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
@@ -42,7 +43,7 @@ class Watch:
 
     def look(self) -> bool:
         """One poll; True once the job has ended and `end` was called."""
-        with self._lock:
+        with TURN:
             if self.done:
                 return True
             try:

@@ -323,7 +323,7 @@ def test_whatif_of_an_arm(recorded_panel: Panel, h200: Path) -> None:
     assert "off by +0.00 %" in tab.said.value
     assert round(tab.predicted.predicted_us) == 3441
     assert "what single edits would gain" in p.figure.layout.title.text
-    site = next(v for _, v in tab.drop.options if v.startswith("at aten::to"))
+    site = next(v for v in tab.drop.offered if v.startswith("at aten::to"))
     tab.drop.value = site
     assert tab.predicted.edit.drop_site == site[3:]
     assert "cudaEventSynchronize" in tab.waits.value  # the bill moves there
@@ -453,7 +453,7 @@ def test_too_few_blocks_are_no_interval() -> None:
 def test_what_runs_live_and_why_not() -> None:
     p = live_panel([])
     t = p.toggles
-    assert [v for _, v in t["tp_size"].control.options] == [1, 2]
+    assert t["tp_size"].offered == [1, 2]
     assert "TP 4 does not divide" in t["tp_size"].reason
     t["tp_size"].value, t["overlap"].value, t["host_work_us"].value = 2, True, 200
     assert (p.config.parallel.tp_size, p.config.engine.overlap, p.config.engine.host_work_us) == (2, True, 200)

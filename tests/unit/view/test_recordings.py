@@ -71,11 +71,9 @@ def test_the_table_tells_sheets_floors_and_pairs_apart(sheets: Panel) -> None:
 def test_it_opens_on_small_with_graphs_and_offers_what_exists(sheets: Panel) -> None:
     t = sheets.toggles
     assert (t["preset"].value, t["ep_size"].value, t["batch_size"].value, t["use_graph"].value) == ("small", 1, 1, True)
-    offered = {
-        n: [v for _, v in t[n].control.options] for n in ("preset", "ep_size", "tp_size", "batch_size", "host_work_us")
-    }
+    offered = {n: t[n].offered for n in ("preset", "ep_size", "tp_size", "batch_size", "host_work_us")}
     assert offered == {
-        "preset": ["seed", "small"], "ep_size": [1, 2], "tp_size": [1, 2], "batch_size": [1, 8], "host_work_us": [0.0, 600.0]
+        "preset": ["small", "seed"], "ep_size": [1, 2], "tp_size": [1, 2], "batch_size": [1, 8], "host_work_us": [0.0, 600.0]
     }  # fmt: skip
     assert not t["use_graph"].control.disabled
     assert t["mask_padding"].control.disabled  # all recordings have it, or are the floor
@@ -111,7 +109,7 @@ def test_every_toggle_leads_to_its_sheet(sheets: Panel) -> None:
 
 def test_sets_with_the_same_settings_are_chosen_by_name(sheets: Panel) -> None:
     t = sheets.toggles
-    assert [v for _, v in t["recording"].control.options] == ["small", "small-hostwork"]
+    assert t["recording"].offered == ["small", "small-hostwork"]
     assert t["recording"].widget.layout.display == ""
     t["recording"].value = "small-hostwork"
     assert names(sheets) == ["small-hostwork-ep1-bs1-hw0-none", "small-hostwork-ep1-bs1-hw0-blocking"]

@@ -7,15 +7,18 @@ from typing import Any
 
 import ipywidgets as W
 
+from dspark_lab.config import ALLOCS
 from dspark_lab.runs.record import Run
 from dspark_lab.view import figures
 from dspark_lab.view.browse.canvas import Browse
 from dspark_lab.view.panel.picture import Picture, Stage
+from dspark_lab.view.panel.select import Select
 from dspark_lab.view.panel.tabs.shown import Shown, kept
 from dspark_lab.view.rows import arm_of
 from dspark_lab.view.source import one_rank, open_cached
 from dspark_lab.view.theme import message
 
+TYPICAL = -1
 Guarded = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 
@@ -32,13 +35,12 @@ class TimelineTab:
     def __init__(self, guard: Guarded, changed: Callable[[], Any]) -> None:
         self.picture, self.stage = Picture(min_height="300px"), Stage()
         self.mode = W.Dropdown(options=["one step of each arm", "one arm, to zoom in"], layout=slim("180px"))
-        self.step = W.Dropdown(
-            options=[("typical", -1)], description="Step", layout=slim(), style={"description_width": "34px"}
+        self.step = Select(
+            [TYPICAL], TYPICAL, say=_step, description="Step", layout=slim(), style={"description_width": "34px"}
         )
-        self.arm = W.Dropdown(
-            options=[("", None)], description="Arm", layout=slim(), style={"description_width": "34px"}
-        )
+        self.arm = Select(ALLOCS, None, description="Arm", layout=slim(), style={"description_width": "34px"})
         self._own = False
+        self._arms: list[str] = []
         for w in (self.mode, self.step, self.arm):
             w.observe(guard(lambda _: None if self._own else changed()), names="value")
         row = W.HBox([self.mode, self.step, self.arm], layout=W.Layout(margin="0 0 4px 0"))
@@ -90,7 +92,7 @@ class TimelineTab:
         n = self.step_shown
         if self.mode.index == 0:
             return f"lab.plot.step_strip({{arms}}{'' if n is None else f', step={n}'})"
-        at = list(self.arm.options).index((self.arm.value, self.arm.value))
+        at = self._arms.index(self.arm.value)
         steps = "" if n is None else f", steps=slice({n}, {n + 1})"
         return f"lab.browse([r for r in {{arms}} if r.trace_paths][{at}]{steps})"
 
@@ -98,17 +100,16 @@ class TimelineTab:
         """The lists follow the runs; the choice stays where it can."""
         self._own = True
         try:
-            arms = [(arm_of(r), arm_of(r)) for r in runs]
-            if tuple(self.arm.options) != tuple(arms):
-                was = self.arm.value
-                self.arm.options = arms
-                slow = next((a for a, _ in arms if a == "blocking"), arms[0][0])
-                self.arm.value = was if (was, was) in arms else slow
-            numbers = sorted(set.intersection(*(set(one_rank(open_cached(r)).steps()["step"]) for r in runs)))
-            steps = (("typical", -1), *((str(n), int(n)) for n in numbers))
-            if tuple(self.step.options) != steps:
-                was = self.step.value
-                self.step.options = steps
-                self.step.value = was if was in [v for _, v in steps] else -1
+            self._arms = [arm_of(r) for r in runs]
+            slow = "blocking" if "blocking" in self._arms else self._arms[0]
+            self.arm.offer(self._arms, self.arm.value if self.arm.value in self._arms else slow)
+            numbers = set.intersection(*(set(one_rank(open_cached(r)).steps()["step"]) for r in runs))
+            steps = [TYPICAL, *(int(n) for n in numbers)]
+            self.step.know([TYPICAL, *range(max(steps) + 1)])
+            self.step.offer(steps, self.step.value if self.step.value in steps else TYPICAL)
         finally:
             self._own = False
+
+
+def _step(number: int) -> str:
+    return "typical" if number == TYPICAL else str(number)

@@ -10,15 +10,19 @@ import ipywidgets as W
 
 from dspark_lab.view import figures, tables
 from dspark_lab.view.panel.picture import Picture
+from dspark_lab.view.panel.select import Select
 from dspark_lab.view.panel.tabs.choice import TraceChoice
 from dspark_lab.view.panel.tabs.shown import Shown
 from dspark_lab.view.panel.tabs.timeline import slim
 from dspark_lab.view.theme import message
 
 ASKED = "Choose a trace with steps on a device; it is replayed without its waits, and with single edits."
-DROPS = [
-    ("nothing", "none"), ("synchronises and blocking copies", "sync"), ("waits for events", "event_wait"), ("every wait", "all"),
-]  # fmt: skip
+DROPS = {
+    "none": "nothing",
+    "sync": "synchronises and blocking copies",
+    "event_wait": "waits for events",
+    "all": "every wait",
+}
 AT = "at "
 
 
@@ -31,9 +35,10 @@ class WhatIfTab:
         self._own = False
         self.choice = TraceChoice("Trace", guard, lambda: None if self._own else self.load())
         self.replay = W.Button(description="Replay", layout=W.Layout(width="80px"))
-        self.drop = W.Dropdown(
-            options=DROPS,
-            value="sync",
+        self.drop = Select(
+            DROPS,
+            "sync",
+            say=lambda v: DROPS.get(v) or f"the wait at {v.removeprefix(AT)}",
             description="Without",
             layout=slim("300px"),
             style={"description_width": "52px"},
@@ -107,10 +112,8 @@ class WhatIfTab:
         """The sites of this trace join the groups of waits."""
         self._own = True
         try:
-            was = self.drop.value
-            sites = [(f"the wait at {s}", f"{AT}{s}") for s in dict.fromkeys(best.waits["site"])]
-            self.drop.options = [*DROPS, *sites]
-            self.drop.value = was if was in [v for _, v in self.drop.options] else "sync"
+            drops = [*DROPS, *(f"{AT}{s}" for s in dict.fromkeys(best.waits["site"]))]
+            self.drop.offer(drops, self.drop.value if self.drop.value in drops else "sync")
         finally:
             self._own = False
 

@@ -12,7 +12,9 @@ from dspark_lab.errors import LabError, unknown
 DEVICES = ("auto", "cpu", "cuda")
 DTYPES = ("float32", "bfloat16")
 WEIGHTS = ("bigram", "random", "checkpoint")
-MARKOV_HEADS = ("none", "vanilla")
+MARKOV_HEADS = ("none", "vanilla", "gated", "rnn")
+DRAFTERS = ("dspark", "dflash", "eagle3", "lookup")
+"""What drafts: a block at once, with or without a Markov head; one token after another; the request's own text."""
 PLACEMENTS = ("contiguous", "round_robin", "balanced")
 DISPATCHERS = ("all_reduce", "all_gather", "all_to_all", "symm_mem")
 """Those that come with the lab; other packages bring more, see `ep.registry`."""

@@ -46,6 +46,7 @@ LEGAL: dict[str, tuple[str, ...]] = {
     "dtype": choices.DTYPES,
     "weights": choices.WEIGHTS,
     "markov_head": choices.MARKOV_HEADS,
+    "drafter_kind": choices.DRAFTERS,
     "placement": choices.PLACEMENTS,
     "expert_load": choices.EXPERT_LOADS,
     "padding_policy": choices.PADDING_POLICIES,

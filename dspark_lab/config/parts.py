@@ -60,6 +60,16 @@ class DrafterConfig:
     markov_head: str = "vanilla"
     enable_confidence_head: bool = True
     confidence_head_with_markov: bool = True
+    drafter_kind: str = "dspark"
+    """``dspark``, or a baseline: ``dflash`` (no heads), ``eagle3`` (autoregressive), ``lookup`` (no model)."""
+    sample_from_anchor: bool = True
+    """Whether row k of a block predicts the token at anchor + k, the anchor's own row the first (DeepSpec); else the block has a
+    row more, and the anchor's row predicts nothing (the original DFlash, speculators)."""
+
+    @property
+    def query_len(self) -> int:
+        """Rows of a draft block: γ, or γ + 1 where the anchor's row predicts nothing."""
+        return self.block_size + (not self.sample_from_anchor)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,7 +15,7 @@ from dspark_lab.models import fused
 from dspark_lab.models.attention import RMSNorm
 from dspark_lab.models.batch import ForwardBatch
 from dspark_lab.models.decoder import Decoder, DecoderLayer
-from dspark_lab.models.heads import ConfidenceHead, MarkovHead
+from dspark_lab.models.heads import ConfidenceHead, MarkovHead, markov_head
 from dspark_lab.models.kvcache import KVCache
 from dspark_lab.models.shards import column_linear, linear
 
@@ -52,10 +52,11 @@ class Drafter(Decoder):
         rank = drafter.markov_rank
         self.drafter_cfg = drafter
         self.block_size, self.mask_token_id = drafter.block_size, drafter.mask_token_id
+        self.query_len = drafter.query_len
         self.fc = linear(len(drafter.target_layer_ids) * draft.hidden_size, draft.hidden_size, **factory)
         self.hidden_norm = RMSNorm(draft.hidden_size, draft.rms_norm_eps, **factory)
         self.lm_head = column_linear(draft.hidden_size, draft.vocab_size, tp, **factory)
-        self.markov_head = MarkovHead(draft.vocab_size, rank, tp, **factory) if rank else None
+        self.markov_head = markov_head(drafter, draft.vocab_size, draft.hidden_size, tp, **factory)
         self.confidence_with_markov = drafter.confidence_head_with_markov and rank > 0
         extra = rank if self.confidence_with_markov else 0
         self.confidence_head = (
@@ -75,13 +76,18 @@ class Drafter(Decoder):
             cache.write(i, slots, positions, k, v)
 
     def forward(self, batch: ForwardBatch, cache: KVCache) -> Tensor:
-        """Hidden states [B, γ, H] of the block after the final norm; row k predicts the token at anchor + k.
+        """Hidden states [B, γ, H] of the block after the final norm, of the rows that predict: the k-th the token at anchor + k.
 
-        ``batch`` holds the anchor and γ−1 mask tokens of each request. The block's own K/V go to the cache at their
-        positions, where a later `write_context` overwrites those that are committed.
+        ``batch`` holds the anchor and mask tokens of each request, `query_len` rows in all: one more than γ where the anchor's
+        own row predicts nothing. The block's own K/V go to the cache at their positions, where a later `write_context`
+        overwrites those that are committed.
         """
         hidden, _ = self.run(batch, cache)
-        return hidden.view(batch.batch_size, batch.num_tokens_per_req, -1)
+        return hidden.view(batch.batch_size, batch.num_tokens_per_req, -1)[:, self.query_len - self.block_size :]
+
+    def draft(self, batch: ForwardBatch, cache: KVCache, anchors: Tensor, *, with_confidence: bool = True) -> Proposal:
+        """A block for each request of ``batch``, from ``anchors`` [B]: what every kind of drafter can do."""
+        return self.propose(self.forward(batch, cache), anchors, with_confidence=with_confidence)
 
     def propose(self, block_hidden: Tensor, anchors: Tensor, *, with_confidence: bool = True) -> Proposal:
         """Greedy draft tokens from ``block_hidden`` [B, γ, H], left to right from ``anchors`` [B]."""
@@ -89,23 +95,24 @@ class Drafter(Decoder):
         embedded: Tensor | None = None
         if self.markov_head is None:
             corrected, tokens = base, self.vocab.argmax(base)
-        elif fused.suits(base) and self.tp.size == 1:
+        elif type(self.markov_head) is MarkovHead and fused.suits(base) and self.tp.size == 1:
             w1, w2 = self.markov_head.markov_w1.weight, self.markov_head.markov_w2.weight
             walk = markov_walk(base, anchors, w1, w2)
             corrected, tokens, embedded = None, walk.tokens, walk.embedded
         else:
-            corrected, tokens, embedded = self._walk(self.markov_head, base, anchors)
+            corrected, tokens, embedded = self._walk(self.markov_head, base, anchors, block_hidden)
         confidence = None
         if self.confidence_head is not None and with_confidence:
             confidence = self.confidence_head(block_hidden, embedded if self.confidence_with_markov else None)
         return Proposal(draft_tokens=tokens, base_logits=base, corrected_logits=corrected, confidence=confidence)
 
-    def _walk(self, head: MarkovHead, base: Tensor, anchors: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def _walk(self, head: MarkovHead, base: Tensor, anchors: Tensor, hidden: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Corrected logits as ``base``, tokens [B, γ] and W1 of each token's predecessor [B, γ, r]; one gather a token."""
-        previous, logits, tokens, embedded = anchors, [], [], []
+        previous, state, logits, tokens, embedded = anchors, None, [], [], []
         for k in range(base.shape[1]):
             embedded.append(head.embed(previous))
-            logits.append(base[:, k] + head.bias(embedded[-1]))
+            bias, state = head.step(embedded[-1], hidden[:, k], state)
+            logits.append(base[:, k] + bias)
             previous = self.vocab.argmax(logits[-1])
             tokens.append(previous)
         return torch.stack(logits, dim=1), torch.stack(tokens, dim=1), torch.stack(embedded, dim=1)

@@ -13,9 +13,10 @@ from safetensors.torch import load_file, save_file
 from dspark_lab.config.parts import ParallelConfig
 from dspark_lab.ep.experts import ExpertGroup
 from dspark_lab.errors import LabError
-from dspark_lab.models import checkpoint
 from dspark_lab.models.checkpoint import load_pair, load_weights
+from dspark_lab.models.config_json import decoder_config, read_config
 from dspark_lab.models.decoder import Target
+from dspark_lab.models.tensor_files import TensorFiles
 from dspark_lab.models.weights import build
 
 PARITY = Path(__file__).parents[2] / "data" / "parity"
@@ -105,8 +106,7 @@ def test_unsupported_configs(pair, side, changes, message):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"markov_head_type": "gated"}, "markov_head_type='gated'"),
-        ({"markov_head_type": "rnn"}, "markov_head_type='rnn'"),
+        ({"markov_head_type": "attn"}, "markov_head_type='attn'"),
         ({"tie_word_embeddings": True}, "tie_word_embeddings=True"),
         ({"block_size": ...}, "no block_size"),
         ({"target_layer_ids": [0, 9]}, "target_layer_ids"),
@@ -314,7 +314,7 @@ def test_known_copies_are_no_surprise(pair):
 def test_a_rank_reads_its_own_experts(placement, fused, tmp_path, monkeypatch):
     folder = tmp_path / "target"
     shutil.copytree(PARITY / "qwen3moe_vanilla_b7" / "target", folder)
-    cfg = checkpoint._decoder_config(checkpoint._read_config(folder))
+    cfg = decoder_config(read_config(folder))
     whole = Target(cfg)
     load_weights(whole, folder)
     if fused:
@@ -322,10 +322,8 @@ def test_a_rank_reads_its_own_experts(placement, fused, tmp_path, monkeypatch):
         tensors |= {k: v.clone() for k, v in whole.state_dict().items() if ".experts." in k}
         save_file(tensors, folder / "model.safetensors")
     read = []
-    original = checkpoint._Files._read
-    monkeypatch.setattr(
-        checkpoint._Files, "_read", lambda self, name, f: (read.append(name), original(self, name, f))[1]
-    )
+    original = TensorFiles._read
+    monkeypatch.setattr(TensorFiles, "_read", lambda self, name, f: (read.append(name), original(self, name, f))[1])
     group = ExpertGroup(parallel=ParallelConfig(ep_size=4, placement=placement), ep_rank=1, all_reduce=lambda t: None)
     part = Target(cfg, group)
     load_weights(part, folder)
@@ -342,6 +340,6 @@ def test_a_missing_expert_is_named(tmp_path):
     folder = tmp_path / "target"
     shutil.copytree(PARITY / "qwen3moe_vanilla_b7" / "target", folder)
     edit_tensors(folder, lambda t: t.pop("model.layers.2.mlp.experts.5.up_proj.weight"))
-    target = Target(checkpoint._decoder_config(checkpoint._read_config(folder)))
+    target = Target(decoder_config(read_config(folder)))
     with pytest.raises(LabError, match=r"lacks the tensor model\.layers\.2\.mlp\.experts\.5\.up_proj"):
         load_weights(target, folder)

@@ -8,7 +8,8 @@ import pytest
 import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
-from dspark_lab.models.checkpoint import _decoder_config, _read_config, load_weights
+from dspark_lab.models.checkpoint import load_weights
+from dspark_lab.models.config_json import decoder_config, read_config
 from dspark_lab.models.decoder import Target
 
 DENSE = {
@@ -41,7 +42,7 @@ def hf_model(kind: str, **changes):
 
 
 def load(folder) -> Target:
-    target = Target(_decoder_config(_read_config(folder)))
+    target = Target(decoder_config(read_config(folder)))
     load_weights(target, folder)
     return target
 

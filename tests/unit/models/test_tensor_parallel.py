@@ -17,11 +17,11 @@ from dspark_lab.config.presets import preset
 from dspark_lab.ep.experts import ExpertGroup
 from dspark_lab.ep.groups import ONE_RANK, ParallelGroups
 from dspark_lab.errors import LabError
-from dspark_lab.models import checkpoint
 from dspark_lab.models.checkpoint import load_pair
 from dspark_lab.models.decoder import Target
 from dspark_lab.models.moe import Experts
 from dspark_lab.models.shards import Shard, Vocabulary, shard_of
+from dspark_lab.models.tensor_files import TensorFiles
 from dspark_lab.models.weights import build
 from dspark_lab.plan.memory import plan_memory
 
@@ -298,7 +298,7 @@ def test_a_rank_reads_its_own_slices(fused: bool, plain, tmp_path, monkeypatch) 
         tensors |= {k: v.clone() for k, v in whole[0].state_dict().items() if ".experts." in k}
         save_file(tensors, folder / "model.safetensors")
     num_read = 0
-    original = checkpoint._Files._read
+    original = TensorFiles._read
 
     def count(self, name, read):
         nonlocal num_read
@@ -306,7 +306,7 @@ def test_a_rank_reads_its_own_slices(fused: bool, plain, tmp_path, monkeypatch) 
         num_read += value.numel()
         return value
 
-    monkeypatch.setattr(checkpoint._Files, "_read", count)
+    monkeypatch.setattr(TensorFiles, "_read", count)
     cfg = load_pair(folder, source / "drafter", tp_size=2)
     pairs = plain.on_ranks(cfg.parallel, lambda groups: build(cfg, groups=groups))
     assert num_read == sum(p.numel() for pair in pairs for m in pair for p in m.parameters())

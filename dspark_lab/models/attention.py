@@ -86,15 +86,19 @@ def rows_of(batch: ForwardBatch, cache: KVCache, rope: Rope, cfg: DecoderConfig,
 class Attention(nn.Module):
     """Grouped-query attention over one rank's heads; names as in Hugging Face's Qwen3."""
 
-    def __init__(self, cfg: DecoderConfig, tp: RankGroup = ONE_RANK, **factory: Any) -> None:
+    def __init__(
+        self, cfg: DecoderConfig, tp: RankGroup = ONE_RANK, *, in_features: int | None = None, **factory: Any
+    ) -> None:
+        """``in_features``: width of the rows that come in, by default the hidden size, which is what goes out."""
         super().__init__()
-        width, bias, self.head_dim = cfg.hidden_size, cfg.attention_bias, cfg.head_dim
+        bias, self.head_dim = cfg.attention_bias, cfg.head_dim
+        width = in_features or cfg.hidden_size
         self.num_heads, self.num_kv_heads = cfg.num_attention_heads // tp.size, cfg.num_key_value_heads // tp.size
         heads, kv_heads = cfg.num_attention_heads * self.head_dim, cfg.num_key_value_heads * self.head_dim
         self.q_proj = column_linear(width, heads, tp, bias=bias, **factory)
         self.k_proj = column_linear(width, kv_heads, tp, bias=bias, **factory)
         self.v_proj = column_linear(width, kv_heads, tp, bias=bias, **factory)
-        self.o_proj = RowLinear(heads, width, tp, bias=bias, **factory)
+        self.o_proj = RowLinear(heads, cfg.hidden_size, tp, bias=bias, **factory)
         self.q_norm = RMSNorm(self.head_dim, cfg.rms_norm_eps, **factory)
         self.k_norm = RMSNorm(self.head_dim, cfg.rms_norm_eps, **factory)
         self.qkv_weight: Tensor | None = None

@@ -1,0 +1,1 @@
+"""Training of drafters and of the small targets that ship."""

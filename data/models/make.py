@@ -241,7 +241,10 @@ def everything(args: argparse.Namespace) -> None:
     run_jobs(args, jobs, deadline=started + args.seconds)
     report(args)
     pack(args.out, {"drafters": [n for n in SHIPPED if (args.out / n / "config.json").is_file()]})
-    say(done=True, seconds=round(time.perf_counter() - started, 1))
+    missing = [n for n in DRAFTERS if not (args.out / f"{n}.note.json").is_file()]
+    say(missing=missing, seconds=round(time.perf_counter() - started, 1))
+    if missing:
+        sys.exit(1)
 
 
 def sweep(args: argparse.Namespace) -> None:

@@ -58,7 +58,12 @@ class _Flight:
 
 def check_runnable(cfg: LabConfig) -> None:
     """Raises `LabError` for what a config may say (a recording may have it) and this version does not run live."""
-    p = cfg.parallel
+    p, d = cfg.parallel, cfg.model.drafter
+    if d.drafter_kind in ("eagle3", "lookup") or not d.sample_from_anchor:
+        raise LabError(
+            f"drafter_kind={d.drafter_kind!r} with sample_from_anchor={d.sample_from_anchor} is trained by this version and "
+            "not run by its decode loop; choose a drafter of kind 'dspark', or speculate=False."
+        )
     if p.moe_dp > 1:
         raise LabError(
             f"moe_dp={p.moe_dp} is not run live by this version; it can be looked at in recordings. Set it back to run here."

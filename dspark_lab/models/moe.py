@@ -97,19 +97,19 @@ class Experts(nn.Module):
             return torch.zeros_like(x)  # no row of this rank's experts, where rows travel
         if fused.suits(x):
             return experts(x, local_ids, topk_weights, self.gate_up_proj, self.down_proj, arrivals=self.arrivals)
-        y = self.grouped(x, local_ids) if self.groups() else self.dense(x, local_ids)
+        y = self._grouped(x, local_ids) if self._groups() else self._dense(x, local_ids)
         weighted = y.float() * topk_weights[..., None]
         # Selected, not multiplied: 0 · NaN is NaN, and dropped rows may hold anything.
         return torch.where((local_ids >= 0)[..., None], weighted, 0.0).sum(dim=1).to(x.dtype)
 
-    def groups(self) -> bool:
+    def _groups(self) -> bool:
         """Whether the grouped matrix product takes these weights: strides of 16 bytes; on CUDA bfloat16 only, else it syncs."""
         w1, w2 = self.gate_up_proj, self.down_proj
         if any(size * w1.element_size() % 16 for size in (w1.shape[2], w2.shape[2])):
             return False
         return w1.device.type == "cpu" or (w1.dtype == torch.bfloat16 and _has_grouped_mm(w1.device))
 
-    def grouped(self, x: Tensor, local_ids: Tensor) -> Tensor:
+    def _grouped(self, x: Tensor, local_ids: Tensor) -> Tensor:
         """[T, k, H] by one product a projection over rows sorted by expert; dropped rows sort last and are in no group."""
         num_rows, topk = local_ids.shape
         num_local = len(self.expert_ids)
@@ -122,7 +122,7 @@ class Experts(nn.Module):
         places = torch.empty_like(order).scatter_(0, order, torch.arange(num_rows * topk, device=x.device))
         return y[places].view(num_rows, topk, -1)
 
-    def dense(self, x: Tensor, local_ids: Tensor) -> Tensor:
+    def _dense(self, x: Tensor, local_ids: Tensor) -> Tensor:
         """[T, k, H] where the grouped product cannot run: every local expert computes every row, the wanted ones are picked."""
         rows = x.expand(len(self.expert_ids), *x.shape)
         gate, up = torch.bmm(rows, self.gate_up_proj.transpose(1, 2)).chunk(2, dim=-1)

@@ -113,5 +113,5 @@ def moe(layer: MoE, x: Tensor) -> tuple[Tensor, Tensor]:
         gate, up = F.linear(x, experts.gate_up_proj.flatten(0, 1)).view(x.shape[0], num, -1).chunk(2, dim=-1)
         inner = F.silu(gate) * up * each[..., None]
         return inner.flatten(1) @ experts.down_proj.transpose(1, 2).flatten(0, 1), balance
-    y = experts.grouped(x, ids) if experts.groups() else experts.dense(x, ids)
+    y = experts._grouped(x, ids) if experts._groups() else experts._dense(x, ids)
     return (y.float() * weights[..., None]).sum(dim=1).to(x.dtype), balance

@@ -12,6 +12,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from dspark_kernels.packing import physical_ids
 from dspark_lab.device import phase
 from dspark_lab.ep.groups import RankGroup
 from dspark_lab.plan.placement import Placement
@@ -40,8 +41,8 @@ class Dispatcher(Protocol):
     """How rows reach the experts' ranks and outputs come back.
 
     A rank that computes nothing joins every collective. Padded rows are never computed and come back as exactly 0, whatever
-    they hold. Optional, beside the two methods: ``local_table`` [num_experts] int64 (local index or −1), with which a
-    router may make `Dispatched` itself; ``fixed_sizes``, a bool that the engine sets: whether it uses graphs; ``overflow`` [1] int64 on the device, rows lost so far for want of room;
+    they hold. Optional, beside the two methods: ``local_table`` [C, num_experts] int64 (local index of copy c, or −1)
+    with ``num_copies`` [num_experts] (None: there is one of each), with which a router may make `Dispatched` itself; ``fixed_sizes``, a bool that the engine sets: whether it uses graphs; ``overflow`` [1] int64 on the device, rows lost so far for want of room;
     ``wire_bytes(num_rows)``, what a dispatch and combine of so many rows sends whatever is in them; and ``bytes_a_row``,
     what each row of `Dispatched.rows_to` that leaves this rank sends beside.
     """
@@ -110,7 +111,7 @@ class AllReduceDispatcher:
         self.ring_bytes = ring_bytes(context.ranks.size, context.hidden_size * context.dtype.itemsize)
         self.table = ExpertTable(context.placement, context.device)
         self.first, self.num_local = context.ep_rank * context.placement.num_local, context.placement.num_local
-        self.local_table = self.table.local(self.first)
+        self.local_table, self.num_copies = self.table.local(self.first), self.table.num_copies
 
     def dispatch(self, x: Tensor, topk_ids: Tensor, topk_weights: Tensor, count: Tensor | None) -> Dispatched:
         with phase("ep::dispatch"):
@@ -138,38 +139,22 @@ class ExpertTable:
         copies = placement.copies
         most = max(map(len, copies))
         table = [[c[turn % len(c)] for c in copies] for turn in range(most)]
-        self._placement, self._device = placement, device
-        self._physical = torch.tensor(table, dtype=torch.int64, device=device)
-        self._num_copies = torch.tensor([len(c) for c in copies], device=device) if most > 1 else None
+        self._placement = placement
+        self.table = torch.tensor(table, dtype=torch.int64, device=device)
+        """[C, num_experts] physical id of copy c of each expert."""
+        self.num_copies = torch.tensor([len(c) for c in copies], device=device) if most > 1 else None
+        """[num_experts]; None where there is one of each."""
 
     def physical(self, topk_ids: Tensor, count: Tensor | None) -> Tensor:
         """[T, k] physical ids of ``topk_ids`` [T, k]; −1 stays −1, and rows from ``count`` on become −1.
 
         The mask comes after the map: a table indexed with −1 would give its last entry, a real expert.
         """
-        there = topk_ids.clamp(min=0)
-        if self._num_copies is None:
-            physical = self._physical[0][there]
-        else:
-            rows = torch.arange(topk_ids.shape[0], device=topk_ids.device)[:, None]
-            physical = self._physical[rows % self._num_copies[there], there]
-        return mask_padded(torch.where(topk_ids >= 0, physical, DROPPED), count)
+        return physical_ids(topk_ids, self.table, self.num_copies, count)
 
-    def local(self, first: int) -> Tensor | None:
-        """[num_experts] local index of each logical expert on the rank whose physical ids begin at ``first``, or −1.
-
-        None where experts have copies, of which the row decides.
-        """
-        if self._num_copies is not None:
-            return None
-        return keep_range(self._physical[0], first, self._placement.num_local)
-
-
-def mask_padded(topk_ids: Tensor, count: Tensor | None) -> Tensor:
-    """``topk_ids`` [T, k] with −1 in rows i >= ``count`` (one int32 on the device); as it is where ``count`` is None."""
-    if count is None:
-        return topk_ids
-    return torch.where(real_rows(topk_ids.shape[0], count), topk_ids, DROPPED)
+    def local(self, first: int) -> Tensor:
+        """[C, num_experts] local index of each copy on the rank whose physical ids begin at ``first``, or −1."""
+        return keep_range(self.table, first, self._placement.num_local)
 
 
 def real_rows(num_rows: int, count: Tensor) -> Tensor:

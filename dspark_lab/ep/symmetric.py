@@ -109,16 +109,17 @@ class SymmGatherDispatcher(AllGatherDispatcher):
         super().__init__(context)
         n = context.ranks.size
         item = context.dtype.itemsize
-        self._rows = peer_buffers(MAX_ROWS * self.packing.row_bytes, context, "rows")
+        self._rows = peer_buffers(MAX_ROWS * self.layout.row_bytes, context, "rows")
         self._outputs = peer_buffers(n * MAX_ROWS * context.hidden_size * item, context, "outputs")
 
-    def _gather(self, rows: Tensor) -> Tensor:
-        if rows.shape[0] > MAX_ROWS:
-            return super()._gather(rows)
-        self._rows.mine()[: rows.numel()].copy_(rows.view(-1))
+    def _gather(self, x: Tensor, topk_ids: Tensor, topk_weights: Tensor, count: Tensor | None) -> Tensor:
+        num_rows, width = x.shape[0], self.layout.row_bytes
+        if num_rows > MAX_ROWS:
+            return super()._gather(x, topk_ids, topk_weights, count)
+        size = num_rows * width
+        self._packed(x, topk_ids, topk_weights, count, out=self._rows.mine()[:size].view(num_rows, width))
         self._rows.barrier()
-        peers = [self._rows.of(r)[: rows.numel()].view(rows.shape) for r in range(self.ranks.size)]
-        return torch.stack(peers)
+        return torch.stack([self._rows.of(r)[:size].view(num_rows, width) for r in range(self.ranks.size)])
 
     def _scatter(self, y: Tensor) -> Tensor:
         num_ranks, num_rows, _ = y.shape

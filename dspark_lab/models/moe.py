@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -31,16 +31,13 @@ class Router(nn.Module):
         self.topk, self.norm_topk_prob = cfg.num_experts_per_tok, cfg.norm_topk_prob
         self.weight = nn.Parameter(torch.empty(cfg.num_experts, cfg.hidden_size, **factory))
 
-    def forward(
-        self, x: Tensor, *, count: Tensor | None = None, local_table: Tensor | None = None
-    ) -> tuple[Tensor, Tensor]:
+    def forward(self, x: Tensor, *, count: Tensor | None = None, local: Local | None = None) -> tuple[Tensor, Tensor]:
         """``x`` [T, H] to ``topk_ids`` [T, k] int64 and ``topk_weights`` [T, k] float32.
 
-        Ids are logical; with a ``local_table`` [E], on the fused path only, they are its entries, and padded rows hold −1.
+        Ids are logical; with ``local``, on the fused path only, they are entries of its table, and padded rows hold −1.
         """
         if fused.suits(x):
-            table = {} if local_table is None else {"physical": local_table, "count": count}
-            return gate_and_route(x, self.weight, self.topk, renormalize=self.norm_topk_prob, **table)
+            return gate_and_route(x, self.weight, self.topk, renormalize=self.norm_topk_prob, **_mapped(local, count))
         probs = F.linear(x, self.weight).softmax(dim=-1, dtype=torch.float32)
         weights, ids = probs.topk(self.topk, dim=-1)
         if self.norm_topk_prob:
@@ -55,13 +52,25 @@ class Router(nn.Module):
         eps: float,
         *,
         count: Tensor | None = None,
-        local_table: Tensor | None = None,
+        local: Local | None = None,
     ) -> NormedRoute:
         """`forward` of the RMS norm of ``x`` + ``residual`` [T, H], with that norm and sum."""
-        table = {} if local_table is None else {"physical": local_table, "count": count}
+        mapped = _mapped(local, count)
         return norm_gate_route(
-            x, residual, norm_weight, eps, self.weight, self.topk, renormalize=self.norm_topk_prob, **table
+            x, residual, norm_weight, eps, self.weight, self.topk, renormalize=self.norm_topk_prob, **mapped
         )
+
+
+class Local(NamedTuple):
+    """With what a router itself says where experts are: see `Dispatcher`."""
+
+    table: Tensor
+    """[C, E] local index of each copy, or −1."""
+    num_copies: Tensor | None
+
+
+def _mapped(local: Local | None, count: Tensor | None) -> dict[str, Tensor | None]:
+    return {} if local is None else {"physical": local.table, "num_copies": local.num_copies, "count": count}
 
 
 class Experts(nn.Module):
@@ -163,22 +172,22 @@ class MoE(nn.Module):
 
     def forward(self, x: Tensor, batch: ForwardBatch) -> Tensor:
         """``x`` [T, H] to [T, H]; rows from `num_token_non_padded` on give 0 where the mask is compiled in."""
-        if self._table is None or not fused.suits(x):
+        if self._local is None or not fused.suits(x):
             topk_ids, topk_weights = self.gate(x)
             return self.compute(x, topk_ids, topk_weights, batch)
         with phase("ep::dispatch"):  # nothing has to be sent: the router's own kernel says where experts are
-            local_ids, topk_weights = self.gate(x, count=self._count(batch), local_table=self._table)
+            local_ids, topk_weights = self.gate(x, count=self._count(batch), local=self._local)
         return self._experts(x, Dispatched(x=x, local_ids=local_ids, topk_weights=topk_weights))
 
     def behind_norm(
         self, x: Tensor | Slices, residual: Tensor, norm_weight: Tensor, eps: float, batch: ForwardBatch
     ) -> tuple[Tensor, Tensor]:
         """`forward` of the RMS norm of ``x`` + ``residual`` [T, H], and that sum; few rows on a GPU."""
-        if self._table is None:
+        if self._local is None:
             r = self.gate.after_norm(x, residual, norm_weight, eps)
             return self.compute(r.normed, r.topk_ids, r.topk_weights, batch), r.total
         with phase("ep::dispatch"):
-            r = self.gate.after_norm(x, residual, norm_weight, eps, count=self._count(batch), local_table=self._table)
+            r = self.gate.after_norm(x, residual, norm_weight, eps, count=self._count(batch), local=self._local)
         handle = Dispatched(x=r.normed, local_ids=r.topk_ids, topk_weights=r.topk_weights)
         return self._experts(r.normed, handle), r.total
 
@@ -189,9 +198,10 @@ class MoE(nn.Module):
         return self._experts(x, self.dispatcher.dispatch(x, topk_ids, topk_weights, count))
 
     @property
-    def _table(self) -> Tensor | None:
-        """[E] local index or −1, with which the router's kernel dispatches; None where rows travel."""
-        return getattr(self.dispatcher, "local_table", None)
+    def _local(self) -> Local | None:
+        """With what the router's kernel dispatches; None where rows travel."""
+        table = getattr(self.dispatcher, "local_table", None)
+        return None if table is None else Local(table, getattr(self.dispatcher, "num_copies", None))
 
     def _count(self, batch: ForwardBatch) -> Tensor | None:
         return batch.num_token_non_padded if self.reads_scalar else None

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import os
-
 from torch import Tensor
 
 from dspark_kernels.attention import reference
+from dspark_kernels.backend import on_triton
 
 
 def decode_attention(
@@ -31,7 +30,7 @@ def decode_attention(
     """
     d = q.shape[2]
     fits = 16 <= d <= 256 and d & (d - 1) == 0
-    if fits and (q.is_cuda or os.environ.get("TRITON_INTERPRET") == "1"):
+    if fits and (on_triton(q)):
         from dspark_kernels.attention import kernel
 
         return kernel.decode_attention(q, k_cache, v_cache, slots, key_limits, num_splits=num_splits)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
+from dspark_kernels.backend import on_triton
 from dspark_kernels.experts import reference
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ def experts(
     _check(x, local_ids, topk_weights, gate_up, down, residual)
     if arrivals is not None and (tuple(arrivals.shape) != gate_up.shape[:1] or arrivals.dtype != torch.int32):
         raise ValueError(f"arrivals {tuple(arrivals.shape)} {arrivals.dtype} must be [{gate_up.shape[0]}] int32.")
-    if not _on_triton(x):
+    if not on_triton(x, products=True):
         return reference.experts(x, local_ids, topk_weights, gate_up, down, residual=residual)
     from dspark_kernels.experts import kernel
 
@@ -76,12 +76,3 @@ def _check(
         raise ValueError("gate_up and down must be contiguous: copying them would cost more than the product.")
     if residual is not None and residual.shape != x.shape:
         raise ValueError(f"residual has the shape {tuple(residual.shape)}, x {tuple(x.shape)}.")
-
-
-def _on_triton(x: Tensor) -> bool:
-    """On CUDA, and under Triton's interpreter but for bfloat16, whose products are wrong there."""
-    if find_spec("triton") is None or not x.numel():
-        return False
-    from dspark_kernels.experts import kernel
-
-    return x.is_cuda or (kernel.INTERPRETED and x.dtype != torch.bfloat16)

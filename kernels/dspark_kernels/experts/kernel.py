@@ -21,9 +21,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from dspark_kernels.chain import INTERPRETED, chains, options, wait
+from dspark_kernels.chain import chains, options, wait
 
-__all__ = ["INTERPRETED", "Product", "Tiles", "experts", "tiles_for"]
+__all__ = ["Product", "Tiles", "experts", "tiles_for"]
 
 SEARCH_PAIRS = 256
 """Up to here each program looks its pairs up among all of them; beyond, one small kernel lists them by expert."""

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from importlib.util import find_spec
-
-import torch
 from torch import Tensor
 
+from dspark_kernels.backend import on_triton
 from dspark_kernels.linear import reference
 from dspark_kernels.linear.reference import Slices
 
@@ -33,7 +31,7 @@ def sliced_linear(
         ValueError: shapes or dtypes that do not fit.
     """
     _check(x, residual, norm_weight, weight)
-    if not _on_triton(x, weight):
+    if not (weight.is_contiguous() and on_triton(x, products=True)):
         return reference.sliced_linear(x, weight, residual=residual, norm_weight=norm_weight, eps=eps)
     from dspark_kernels.linear import kernel
 
@@ -52,12 +50,3 @@ def _check(x: Tensor, residual: Tensor | None, norm_weight: Tensor | None, weigh
         raise ValueError(f"residual has the shape {tuple(residual.shape)}, x {tuple(x.shape)}.")
     if x.stride(1) != 1 or weight.stride(1) != 1 or (residual is not None and residual.stride(1) != 1):
         raise ValueError("the last dimension of rows and weight must be contiguous; call .contiguous().")
-
-
-def _on_triton(x: Tensor, weight: Tensor) -> bool:
-    """On CUDA or under Triton's interpreter (but for bfloat16, whose products are wrong there)."""
-    if find_spec("triton") is None or not x.numel() or not weight.is_contiguous():
-        return False
-    from dspark_kernels.chain import INTERPRETED
-
-    return x.is_cuda or (INTERPRETED and x.dtype != torch.bfloat16)

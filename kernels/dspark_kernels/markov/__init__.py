@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import os
-
 from torch import Tensor
 
+from dspark_kernels.backend import on_triton
 from dspark_kernels.markov import reference
 from dspark_kernels.markov.reference import Step, Walk
 
@@ -25,9 +24,9 @@ def markov_step(
     With Gumbel ``noise`` [B, V] float32 the token is a draw of softmax(corrected / temperature): argmax of corrected /
     temperature + noise. The lowest index wins among equals, as in torch.argmax; NaN never wins on the Triton path (a row of
     NaN gives token 0), and a predecessor outside the vocabulary counts as a row of zeros. Rounds where torch rounds: the bias
-    and the sum, to the dtype. Triton on CUDA and under TRITON_INTERPRET=1, plain torch elsewhere.
+    and the sum, to the dtype. Triton on CUDA and in its interpreter, plain torch elsewhere.
     """
-    if base.is_cuda or os.environ.get("TRITON_INTERPRET") == "1":
+    if on_triton(base):
         from dspark_kernels.markov import kernel
 
         step = kernel.markov_step
@@ -51,7 +50,7 @@ def markov_walk(
     Nothing waits for the host, so that the whole walk may lie in a captured graph. Logits are stored only
     ``with_corrected``. See `markov_step` for the rest.
     """
-    if base.is_cuda or os.environ.get("TRITON_INTERPRET") == "1":
+    if on_triton(base):
         from dspark_kernels.markov import kernel
 
         walk = kernel.markov_walk

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import os
-
 from torch import Tensor
 
+from dspark_kernels.backend import on_triton
 from dspark_kernels.linear.reference import Slices
 from dspark_kernels.norm import reference
 
@@ -14,10 +13,10 @@ def add_rms_norm(x: Tensor | Slices, residual: Tensor | None, weight: Tensor, ep
     """``x`` [T, H], or a product in slices that is [T, H] once added up, (+ ``residual`` [T, H]) to (normed, new residual), both [T, H] of ``x``'s dtype.
 
     normed = total / rms(total) · weight in float32, rounded once; total = x + residual, rounded to ``x``'s dtype before the
-    norm. Without a residual the new residual is ``x`` itself, not a copy (of slices: their sum). Triton on CUDA and under TRITON_INTERPRET=1,
+    norm. Without a residual the new residual is ``x`` itself, not a copy (of slices: their sum). Triton on CUDA and in its interpreter,
     plain torch elsewhere.
     """
-    if (x.parts if isinstance(x, Slices) else x).is_cuda or os.environ.get("TRITON_INTERPRET") == "1":
+    if on_triton(x.parts if isinstance(x, Slices) else x):
         from dspark_kernels.norm import kernel
 
         return kernel.add_rms_norm(x, residual, weight, eps)

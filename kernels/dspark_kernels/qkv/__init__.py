@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import os
-
 from torch import Tensor
 
+from dspark_kernels.backend import on_triton
 from dspark_kernels.linear.reference import Slices
 from dspark_kernels.qkv import reference
 
@@ -26,9 +25,9 @@ def qk_norm_rope_write(
     Keys, normed and turned, and values as they are go to (``slots``, ``positions``), both [T] int64, of ``k_cache`` and
     ``v_cache`` [S, ctx, h_kv, d], the caches of one layer. ``q_weight``, ``k_weight`` [d]; ``inv_freq`` [d/2] float32.
     Rounds where the chain of torch operations rounds. On the Triton path a place outside the cache is dropped; where a place
-    comes twice, either row may stay. Triton on CUDA and under TRITON_INTERPRET=1, plain torch elsewhere.
+    comes twice, either row may stay. Triton on CUDA and in its interpreter, plain torch elsewhere.
     """
-    if k_cache.is_cuda or os.environ.get("TRITON_INTERPRET") == "1":
+    if on_triton(k_cache):
         from dspark_kernels.qkv import kernel
 
         return kernel.qk_norm_rope_write(qkv, q_weight, k_weight, positions, inv_freq, slots, k_cache, v_cache, eps)
@@ -47,7 +46,7 @@ def k_norm_rope_write(
     eps: float,
 ) -> None:
     """The same for context rows, which have no queries: ``kv`` [T, 2·h_kv·d], keys and values side by side."""
-    if k_cache.is_cuda or os.environ.get("TRITON_INTERPRET") == "1":
+    if on_triton(k_cache):
         from dspark_kernels.qkv import kernel
 
         kernel.k_norm_rope_write(kv, k_weight, positions, inv_freq, slots, k_cache, v_cache, eps)

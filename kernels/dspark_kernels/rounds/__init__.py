@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from importlib.util import find_spec
 from types import ModuleType
 
 from torch import Tensor
 
+from dspark_kernels.backend import on_triton
 from dspark_kernels.rounds import reference
 from dspark_kernels.rounds.reference import Rows
 
@@ -76,10 +76,8 @@ def accept_and_commit(
 
 
 def _backend(tensor: Tensor) -> ModuleType:
-    """Triton on CUDA and under its interpreter; else plain torch."""
-    if find_spec("triton") is None or not tensor.numel():
+    if not on_triton(tensor):
         return reference
-    from dspark_kernels.chain import INTERPRETED
     from dspark_kernels.rounds import kernel
 
-    return kernel if tensor.is_cuda or INTERPRETED else reference
+    return kernel

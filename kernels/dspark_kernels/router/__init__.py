@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from importlib.util import find_spec
 from types import ModuleType
 
 from torch import Tensor
 
+from dspark_kernels.backend import on_triton
 from dspark_kernels.linear.reference import Slices
 from dspark_kernels.router import reference
 from dspark_kernels.router.reference import NormedRoute
@@ -15,15 +15,23 @@ __all__ = ["NormedRoute", "gate_and_route", "norm_gate_route", "route"]
 
 
 def route(
-    logits: Tensor, k: int, *, renormalize: bool, count: Tensor | None = None, physical: Tensor | None = None
+    logits: Tensor,
+    k: int,
+    *,
+    renormalize: bool,
+    count: Tensor | None = None,
+    physical: Tensor | None = None,
+    num_copies: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """``logits`` [T, E] to ``topk_ids`` [T, k] int64 and ``topk_weights`` [T, k] float32; see `reference.route`.
 
     Raises:
         ValueError: shapes or dtypes that do not fit.
     """
-    _check(logits, logits.shape[-1], k, count, physical)
-    return _backend(logits).route(logits, k, renormalize=renormalize, count=count, physical=physical)
+    _check(logits, logits.shape[-1], k, count, physical, num_copies)
+    return _backend(logits).route(
+        logits, k, renormalize=renormalize, count=count, physical=physical, num_copies=num_copies
+    )
 
 
 def gate_and_route(
@@ -34,6 +42,7 @@ def gate_and_route(
     renormalize: bool,
     count: Tensor | None = None,
     physical: Tensor | None = None,
+    num_copies: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """`route` of ``x`` [T, H] · ``gate`` [E, H]ᵀ with the logits in float32 throughout.
 
@@ -44,9 +53,11 @@ def gate_and_route(
         raise ValueError(
             f"x {tuple(x.shape)} {x.dtype} and gate {tuple(gate.shape)} {gate.dtype} need one H and dtype."
         )
-    _check(x, gate.shape[0], k, count, physical)
+    _check(x, gate.shape[0], k, count, physical, num_copies)
     backend = _backend(x, dots=True)
-    return backend.gate_and_route(x, gate, k, renormalize=renormalize, count=count, physical=physical)
+    return backend.gate_and_route(
+        x, gate, k, renormalize=renormalize, count=count, physical=physical, num_copies=num_copies
+    )
 
 
 def norm_gate_route(
@@ -60,6 +71,7 @@ def norm_gate_route(
     renormalize: bool,
     count: Tensor | None = None,
     physical: Tensor | None = None,
+    num_copies: Tensor | None = None,
 ) -> NormedRoute:
     """`gate_and_route` of the RMS norm of ``x`` + ``residual``, with that norm and sum; see `reference.norm_gate_route`.
 
@@ -77,7 +89,7 @@ def norm_gate_route(
         raise ValueError(
             f"x {shape}, residual {tuple(residual.shape)} and norm_weight {tuple(norm_weight.shape)} do not fit."
         )
-    _check(residual, gate.shape[0], k, count, physical)
+    _check(residual, gate.shape[0], k, count, physical, num_copies)
     backend = _backend(residual, dots=True)
     if backend is reference and isinstance(x, Slices):
         x = x.sum()
@@ -86,22 +98,33 @@ def norm_gate_route(
     )
 
 
-def _check(rows: Tensor, num_experts: int, k: int, count: Tensor | None, physical: Tensor | None) -> None:
+def _check(
+    rows: Tensor,
+    num_experts: int,
+    k: int,
+    count: Tensor | None,
+    physical: Tensor | None,
+    num_copies: Tensor | None,
+) -> None:
     if rows.dim() != 2:
         raise ValueError(f"Rows must have two dimensions, not the shape {tuple(rows.shape)}.")
     if not 1 <= k <= num_experts:
         raise ValueError(f"k={k} is not within 1 to {num_experts}, the number of experts.")
     if count is not None and count.numel() != 1:
         raise ValueError(f"count must hold one element, not {count.numel()}.")
-    if physical is not None and tuple(physical.shape) != (num_experts,):
-        raise ValueError(f"physical must have the shape ({num_experts},), not {tuple(physical.shape)}.")
+    if physical is not None and (
+        physical.shape[-1] != num_experts or (num_copies is None) != (physical.numel() == num_experts)
+    ):
+        raise ValueError(
+            f"physical must have the shape ({num_experts},), or (C, {num_experts}) beside num_copies, not {tuple(physical.shape)}."
+        )
+    if num_copies is not None and (physical is None or tuple(num_copies.shape) != (num_experts,)):
+        raise ValueError(f"num_copies {tuple(num_copies.shape)} must be ({num_experts},), beside physical.")
 
 
 def _backend(rows: Tensor, *, dots: bool = False) -> ModuleType:
-    """Triton on CUDA and under its interpreter (but for bfloat16 products, which are wrong there); else plain torch."""
-    if find_spec("triton") is None or not rows.numel():
+    if not on_triton(rows, products=dots):
         return reference
     from dspark_kernels.router import kernel
 
-    interpreted = kernel.INTERPRETED and not (dots and str(rows.dtype) == "torch.bfloat16")
-    return kernel if rows.is_cuda or interpreted else reference
+    return kernel

@@ -10,12 +10,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from dspark_kernels.chain import INTERPRETED, chains, options, wait
+from dspark_kernels.chain import chains, options, wait
 from dspark_kernels.linear.kernel import add_slices
 from dspark_kernels.linear.reference import Slices
 from dspark_kernels.router.reference import NormedRoute
 
-__all__ = ["INTERPRETED", "gate_and_route", "norm_gate_route", "route"]
+__all__ = ["gate_and_route", "norm_gate_route", "route"]
 
 SLICE = 64
 """Columns of H one program of the gate multiplies; the row kernel adds the slices up in a fixed order."""
@@ -25,7 +25,8 @@ SLICE = 64
 def _route_kernel(
     logits_ptr,  # [S, T, E] float; S slices to be added up
     count_ptr,  # [1] int32 or None
-    physical_ptr,  # [E] int64 or None
+    physical_ptr,  # [C, E] int64 or None
+    copies_ptr,  # [E] int64 or None: C is 1
     ids_ptr,  # [T, k] int64
     weights_ptr,  # [T, k] float32
     squares_ptr,  # [S, T] float32 or None: sums of squares of rows whose scale the logits still lack
@@ -59,7 +60,7 @@ def _route_kernel(
             tl.store(normed_ptr + row * H + h, (total.to(tl.float32) * scale * norm).to(total.dtype), mask=h < H)
     if tl.program_id(1) == 0:
         _choose(
-            logits_ptr, count_ptr, physical_ptr, ids_ptr, weights_ptr, row, scale, num_rows,
+            logits_ptr, count_ptr, physical_ptr, copies_ptr, ids_ptr, weights_ptr, row, scale, num_rows,
             NUM_SLICES, BLOCK_S, NUM_EXPERTS, BLOCK_E, K, BLOCK_K, RENORMALIZE,
         )  # fmt: skip
 
@@ -69,6 +70,7 @@ def _choose(
     logits_ptr,
     count_ptr,
     physical_ptr,
+    copies_ptr,
     ids_ptr,
     weights_ptr,
     row,
@@ -112,6 +114,8 @@ def _choose(
     if RENORMALIZE:
         weights = weights / tl.sum(weights, axis=0)
     if physical_ptr is not None:
+        if copies_ptr is not None:
+            ids += (row % tl.load(copies_ptr + ids, mask=slot < K, other=1)).to(tl.int32) * NUM_EXPERTS
         ids = tl.load(physical_ptr + ids, mask=slot < K, other=0)
     if count_ptr is not None:
         real = row < num_real
@@ -168,10 +172,16 @@ def _gate_kernel(
 
 
 def route(
-    logits: Tensor, k: int, *, renormalize: bool, count: Tensor | None = None, physical: Tensor | None = None
+    logits: Tensor,
+    k: int,
+    *,
+    renormalize: bool,
+    count: Tensor | None = None,
+    physical: Tensor | None = None,
+    num_copies: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """As `reference.route`; one kernel."""
-    return _rows(logits.contiguous()[None], k, renormalize, count, physical)
+    return _rows(logits.contiguous()[None], k, renormalize, count, physical, num_copies)
 
 
 def gate_and_route(
@@ -182,10 +192,11 @@ def gate_and_route(
     renormalize: bool,
     count: Tensor | None = None,
     physical: Tensor | None = None,
+    num_copies: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """As `reference.gate_and_route`; two kernels, the logits in slices of H between them."""
     partial, _, _ = _gate(x, None, None, gate)
-    return _rows(partial, k, renormalize, count, physical)
+    return _rows(partial, k, renormalize, count, physical, num_copies)
 
 
 def norm_gate_route(
@@ -199,12 +210,15 @@ def norm_gate_route(
     renormalize: bool,
     count: Tensor | None = None,
     physical: Tensor | None = None,
+    num_copies: Tensor | None = None,
 ) -> NormedRoute:
     """As `reference.norm_gate_route`; two kernels, logits and squares in slices of H between them."""
     partial, squares, total = _gate(x, residual, norm_weight, gate)
     assert squares is not None
     normed = torch.empty_like(total)
-    ids, weights = _rows(partial, k, renormalize, count, physical, Norm(squares, total, norm_weight, normed, eps))
+    ids, weights = _rows(
+        partial, k, renormalize, count, physical, num_copies, Norm(squares, total, norm_weight, normed, eps)
+    )
     return NormedRoute(normed, total, ids, weights)
 
 
@@ -248,6 +262,7 @@ def _rows(
     renormalize: bool,
     count: Tensor | None,
     physical: Tensor | None,
+    num_copies: Tensor | None,
     norm: Norm | None = None,
 ) -> tuple[Tensor, Tensor]:
     """``logits`` [S, T, E], S slices to be added up, to ids and weights [T, k]; ``norm`` is finished in programs of its own."""
@@ -265,7 +280,7 @@ def _rows(
     }  # fmt: skip
     squares, total, weight, normed, eps = norm or (None, None, None, None, 0.0)
     _route_kernel[(num_rows, 1 if norm is None else 2)](
-        logits, count, physical, ids, weights, squares, total, weight, normed, num_rows, eps,
+        logits, count, physical, num_copies, ids, weights, squares, total, weight, normed, num_rows, eps,
         **constants, **options(chains(logits.device)),
     )  # fmt: skip
     return ids, weights

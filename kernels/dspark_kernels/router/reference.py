@@ -13,7 +13,13 @@ DROPPED = -1
 
 
 def route(
-    logits: Tensor, k: int, *, renormalize: bool, count: Tensor | None = None, physical: Tensor | None = None
+    logits: Tensor,
+    k: int,
+    *,
+    renormalize: bool,
+    count: Tensor | None = None,
+    physical: Tensor | None = None,
+    num_copies: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """The best ``k`` experts of each row and their weights.
 
@@ -22,7 +28,9 @@ def route(
         k: experts a row, at most E.
         renormalize: whether the k weights are made to sum to 1.
         count: int32, one element on the device: rows from there on are padding.
-        physical: [E] int64, logical to physical expert; the mask comes after it, since −1 would index its last entry.
+        physical: [C, E] int64 (or [E]): physical expert of copy c of each logical one; the mask comes after it, since −1 would
+            index its last entry.
+        num_copies: [E] int64: row t takes copy t mod that. None: there is one of each.
 
     Returns:
         ``topk_ids`` [T, k] int64, by falling weight, and ``topk_weights`` [T, k] float32. Padded rows hold −1 and 0.
@@ -35,7 +43,9 @@ def route(
     if renormalize:
         weights = weights / weights.sum(dim=-1, keepdim=True)
     if physical is not None:
-        ids = physical[ids]
+        row = torch.arange(logits.shape[0], device=logits.device)[:, None]
+        turn = 0 if num_copies is None else row % num_copies[ids]
+        ids = physical.reshape(-1, logits.shape[1])[turn, ids]
     if count is not None:
         real = torch.arange(logits.shape[0], device=logits.device)[:, None] < count.reshape(1, 1)
         ids, weights = torch.where(real, ids, DROPPED), torch.where(real, weights, 0.0)
@@ -50,10 +60,11 @@ def gate_and_route(
     renormalize: bool,
     count: Tensor | None = None,
     physical: Tensor | None = None,
+    num_copies: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """`route` of the logits ``x`` [T, H] · ``gate`` [E, H]ᵀ, which stay in float32: no rounding to the dtype of ``x``."""
     logits = x.float() @ gate.float().T
-    return route(logits, k, renormalize=renormalize, count=count, physical=physical)
+    return route(logits, k, renormalize=renormalize, count=count, physical=physical, num_copies=num_copies)
 
 
 class NormedRoute(NamedTuple):
@@ -80,6 +91,7 @@ def norm_gate_route(
     renormalize: bool,
     count: Tensor | None = None,
     physical: Tensor | None = None,
+    num_copies: Tensor | None = None,
 ) -> NormedRoute:
     """`gate_and_route` of the RMS norm of ``x`` + ``residual`` [T, H], ``norm_weight`` [H].
 
@@ -87,5 +99,7 @@ def norm_gate_route(
     """
     total = x + residual
     normed = F.rms_norm(total, norm_weight.shape, norm_weight, eps)
-    ids, weights = gate_and_route(normed, gate, k, renormalize=renormalize, count=count, physical=physical)
+    ids, weights = gate_and_route(
+        normed, gate, k, renormalize=renormalize, count=count, physical=physical, num_copies=num_copies
+    )
     return NormedRoute(normed, total, ids, weights)

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 import numpy as np
 import pandas as pd
 
+from dspark_lab.errors import LabError
 from dspark_lab.trace import Trace
 
 #: Kernels that move data between ranks: a label and a regular expression searched in the name, without regard to case.
@@ -30,8 +31,9 @@ def comm_labels(names: pd.Series, patterns: Mapping[str, str] | None = None) -> 
 
     ``patterns`` adds to ``COMM_PATTERNS`` (a label of the same name replaces ours).
     """
-    table = {**(patterns or {}), **{k: v for k, v in COMM_PATTERNS.items() if k not in (patterns or {})}}
-    compiled = [(label, re.compile(p, re.IGNORECASE), label in (patterns or {})) for label, p in table.items()]
+    own = _compiled(patterns)
+    given = {k: re.compile(p, re.IGNORECASE) for k, p in COMM_PATTERNS.items() if k not in own}
+    compiled = [(label, p, label in own) for label, p in (own | given).items()]
     codes, different = pd.factorize(names)
     found = []
     for name in different:
@@ -39,6 +41,23 @@ def comm_labels(names: pd.Series, patterns: Mapping[str, str] | None = None) -> 
         label = next((lb for lb, p, own in compiled if p.search(text) and (own or not _NOT.search(text))), "")
         found.append(label)
     return np.array([*found, ""], dtype=object)[codes]
+
+
+def _compiled(patterns: Mapping[str, str] | None) -> dict[str, re.Pattern[str]]:
+    """The user's table. Raises `LabError` where it is none."""
+    if patterns is not None and not (
+        isinstance(patterns, Mapping) and all(isinstance(x, str) and x for kv in patterns.items() for x in kv)
+    ):
+        raise LabError(
+            f"comm_patterns={patterns!r:.80} is no table of names; give {{'ours': '^my_all_to_all'}}: a label, a regular expression."
+        )
+    found = {}
+    for label, pattern in (patterns or {}).items():
+        try:
+            found[label] = re.compile(pattern, re.IGNORECASE)
+        except re.error as err:
+            raise LabError(f"comm_patterns[{label!r}]={pattern!r} is no regular expression: {err}.") from err
+    return found
 
 
 def match_collectives(traces: Mapping[int, Trace], patterns: Mapping[str, str] | None = None) -> pd.DataFrame:

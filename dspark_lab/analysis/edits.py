@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from numbers import Integral, Real
+from typing import Any
+
+from dspark_lab.errors import LabError
 
 DROPS: dict[str, tuple[str, ...]] = {
     "sync": ("sync", "blocking_copy"),
@@ -50,3 +55,25 @@ class Edit:
         ]
         on = "" if self.ranks is None else f" on rank{'s' * (len(self.ranks) > 1)} {', '.join(map(str, self.ranks))}"
         return "; ".join(said) + on if said else "unedited"
+
+
+def check_edit(
+    *, texts: Mapping[str, Any], scale_kernel: Any, factors: Mapping[str, Any], ranks: Any, num_edits: Any
+) -> None:
+    """Raises `LabError` for the first argument of an edit that is of no use, before a trace is read."""
+    for what, text in texts.items():
+        if not isinstance(text, str | None):
+            raise LabError(f"{what}={text!r:.80} is no text; give a name or a part of one.")
+    if not isinstance(scale_kernel, Mapping | None) or not all(isinstance(k, str) for k in scale_kernel or {}):
+        raise LabError(
+            f"scale_kernel={scale_kernel!r:.80} is no table; give {{'gemm': 0.5}}: a regular expression, a factor."
+        )
+    named = {f"scale_kernel[{k!r}]": f for k, f in (scale_kernel or {}).items()}
+    for what, factor in (dict(factors) | named).items():
+        number = float(factor) if isinstance(factor, Real) and not isinstance(factor, bool) else math.nan
+        if not 0 <= number < math.inf:
+            raise LabError(f"{what}={factor!r:.80} is no factor; give a number from 0 on.")
+    if ranks is not None and (isinstance(ranks, str) or not isinstance(ranks, Sequence) or not len(ranks)):
+        raise LabError(f"ranks={ranks!r:.80} is no list of ranks; give [0], or None for all.")
+    if isinstance(num_edits, bool) or not isinstance(num_edits, Integral) or num_edits < 0:
+        raise LabError(f"num_edits={num_edits!r:.80} is no number of edits; give a whole number, 0 for none.")

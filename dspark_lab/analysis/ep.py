@@ -11,7 +11,7 @@ import pandas as pd
 from dspark_lab.errors import LabError
 from dspark_lab.plan.balance import lower_bound
 from dspark_lab.plan.load import Imbalance
-from dspark_lab.runs.record import Run, real_share
+from dspark_lab.runs.record import Run, as_runs, real_share
 
 COLUMNS = (
     "name", "ep_size", "attn_dp", "dispatcher", "placement", "batch_size", "rank", "step_ms_p50", "wait_us", "dispatch_us", "experts_us",
@@ -28,7 +28,7 @@ def ep_table(runs: Run | Sequence[Run]) -> pd.DataFrame:
     counts k times); ``real_share``: real rows over padded ones. ``imbalance``: `imbalance_of` the target, with its ``bound``.
     """
     rows = []
-    for run in [runs] if isinstance(runs, Run) else runs:
+    for run in as_runs(runs):
         if run.role != "arm":
             continue
         p, e = run.config.parallel, run.config.engine

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import pandas as pd
@@ -12,7 +12,7 @@ from dspark_lab.analysis.intervals import Interval, paired_delta, step_interval
 from dspark_lab.config import ALLOCS
 from dspark_lab.errors import LabError, unknown
 from dspark_lab.runs.plan import is_floor, path_key, pick_baseline
-from dspark_lab.runs.record import Run
+from dspark_lab.runs.record import NO_MEDIAN, Run, as_runs
 
 COLUMNS = ("same_path_as", "reason", "ep_size", "tp_size", "batch_size", "mask_padding", "source", "device", "device_name", "profiled",
            "step_ms_p50", "step_ms_ci95", "delta_pct", "delta_pct_ci95", "floor_pct", "verdict", "accept_simulated", "accept_length", "tokens_per_s",
@@ -29,8 +29,9 @@ def compare(runs: Sequence[Run], *, by: str = "alloc", baseline: Any = None) -> 
     a block on, the maximum over ranks. The verdict is ``slower`` or ``faster`` only where the paired interval excludes zero
     and the delta is beyond the A/A floor. Raises `LabError` for an empty list or a baseline that is not there.
     """
-    if isinstance(runs, Run) or runs is None or not all(isinstance(r, Run) for r in runs):
+    if isinstance(runs, Run) or not isinstance(runs, Iterable):
         raise LabError(f"compare takes a list of runs, not {type(runs).__name__}; lab.sweep(...) gives one.")
+    runs = as_runs(runs)
     arms = [r for r in runs if r.role == "arm"]
     if not arms:
         raise LabError("there are no runs to compare; lab.sweep(...) or lab.load_run(...) gives some.")
@@ -125,6 +126,8 @@ def _verdict(run: Run, base: Run, floor: float, by: str) -> tuple[str, str, Inte
         return "tie", f"the same code path as {base.config.engine.alloc}: nothing to compare", zero
     quoted = not len(run.step_us()) or not len(base.step_us())
     delta = paired_delta(run, base) if not quoted else _quoted_delta(run, base)
+    if run.has_no_median or base.has_no_median:
+        return "tie", NO_MEDIAN, delta
     if run.device == "cpu" and by in ("alloc", "transfer", "guard"):
         return "tie", NO_DEVICE, delta
     if quoted:

@@ -12,12 +12,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import pandas as pd
 
-from dspark_lab.analysis.edits import DROPS, Edit
+from dspark_lab.analysis.edits import DROPS, Edit, check_edit
 from dspark_lab.analysis.job_replay import EDIT_COLUMNS, JobReplay
-from dspark_lab.errors import LabError, unknown
+from dspark_lab.errors import unknown
 from dspark_lab.trace import open_trace
 
 #: A replay of the unedited trace that is further off than this is no basis for an exact prediction, percent.
@@ -69,7 +68,7 @@ class WhatIf:
             for s, p, r in zip(moved["site"], moved["predicted_us"], moved["replayed_us"], strict=True)
         )
         return (
-            f"{self.edit}: {self.predicted_us:.0f} µs a step instead of {self.measured_us:.0f} ({-pct:+.1f} %), in this profiled capture; "
+            f"{self.edit}: {self.predicted_us:.0f} µs a step instead of {self.measured_us:.0f} ({0.0 - pct:+.1f} %), in this profiled capture; "
             f"the replay of the unedited trace is off by {self.replay_error_pct:+.2f} %"
             + (
                 f"; less than is resolved ({self.resolution_us:.0f} µs)"
@@ -136,11 +135,12 @@ def whatif(
     Raises:
         LabError: an edit that matches nothing, or a trace without steps on a device.
     """
-    if drop not in DROPS:
+    if not isinstance(drop, str) or drop not in DROPS:
         raise unknown("drop", drop, DROPS)
-    for what, factor in (("scale_host", scale_host), ("launch_cost", launch_cost), *((f"scale_kernel[{k!r}]", f) for k, f in (scale_kernel or {}).items())):  # fmt: skip
-        if not (np.isfinite(factor) and factor >= 0):
-            raise LabError(f"{what}={factor} is no factor; give a number from 0 on.")
+    check_edit(
+        texts={"drop_site": drop_site, "drop_kernel": drop_kernel, "drop_copy": drop_copy}, scale_kernel=scale_kernel,
+        factors={"scale_host": scale_host, "launch_cost": launch_cost}, ranks=ranks, num_edits=num_edits,
+    )  # fmt: skip
     model = JobReplay(open_trace(source), comm_patterns)
     for rank in ranks if ranks is not None else ():
         if rank not in model.ranks:

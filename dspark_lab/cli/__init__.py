@@ -8,6 +8,7 @@ import sys
 import typer
 
 from dspark_lab.cli import export, runs, trace
+from dspark_lab.cli.toggles import ToggleCommand
 from dspark_lab.errors import LabError
 
 __all__ = ["app", "main"]
@@ -19,7 +20,9 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-for _command in (runs.run, runs.compare, runs.generate, runs.recorded, runs.demo, runs.record, runs.doctor):
+for _command in (runs.run, runs.compare, runs.generate):
+    app.command(cls=ToggleCommand)(_command)
+for _command in (runs.recorded, runs.demo, runs.record, runs.doctor):
     app.command()(_command)
 app.add_typer(trace.app, name="trace")
 app.add_typer(export.app, name="export")

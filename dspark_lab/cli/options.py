@@ -17,7 +17,10 @@ Steps = Annotated[int, typer.Option(help="Measured steps a block.")]
 ProfileSteps = Annotated[int, typer.Option(help="Steps of the profiled capture after the measured blocks; 0 for none.")]
 Out = Annotated[Path | None, typer.Option(help="Folder for the runs; default runs/<time>-<preset>.")]
 Set = Annotated[
-    list[str] | None, typer.Option("--set", help="Any other toggle, as name=value; may be given several times.")
+    list[str] | None,
+    typer.Option(
+        "--set", help="Any other toggle, as name=value; may be given several times. --tp-size 2 is --set tp_size=2."
+    ),
 ]
 
 
@@ -39,7 +42,11 @@ def merged(options: dict[str, Any], pairs: list[str] | None) -> dict[str, Any]:
 
 def ints(name: str, text: str) -> list[int]:
     try:
-        return [int(x) for x in names(text)] if name != "prompt_ids" else [int(x) for x in text.split(",") if x.strip()]
+        return (
+            [int(x) for x in names(text, name)]
+            if name != "prompt_ids"
+            else [int(x) for x in text.split(",") if x.strip()]
+        )
     except ValueError:
         raise LabError(f"{name}={text!r} is not a list of whole numbers with commas.") from None
 
@@ -51,6 +58,8 @@ def _toggles(pairs: list[str] | None) -> dict[str, Any]:
         name, equals, value = pair.partition("=")
         if not equals:
             raise LabError(f"--set {pair!r} is not name=value.")
+        if name in toggles:
+            raise LabError(f"{name} is set twice; give it once.")
         try:
             toggles[name] = json.loads(value)
         except ValueError:

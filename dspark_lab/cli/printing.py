@@ -87,7 +87,7 @@ def _arms_table(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def _with_interval(x: float, ci: list[float] | None) -> str:
-    return f"{x:.3f}" if ci is None else f"{x:.3f} [{ci[0]:.2f}, {ci[1]:.2f}]"
+    return _cell(float(x)) if ci is None else f"{x:.3f} [{ci[0]:.2f}, {ci[1]:.2f}]"
 
 
 def _cell(x: Any) -> str:

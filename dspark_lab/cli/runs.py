@@ -51,7 +51,10 @@ def run(
 def compare(
     preset: Preset = "tiny",
     ep_size: Annotated[str, typer.Option(help="One size or several, with commas.")] = "1",
-    alloc: Annotated[str, typer.Option(help="Arms, with commas.")] = "none,blocking,non_blocking,on_demand",
+    alloc: Annotated[
+        str | None,
+        typer.Option(help="Arms, with commas; default none (not at EP above 1), blocking, non_blocking, on_demand."),
+    ] = None,
     device: Device = "auto",
     num_steps: Steps = 64,
     repeats: Annotated[int, typer.Option(help="Blocks an arm, interleaved.")] = 5,
@@ -68,9 +71,9 @@ def compare(
     """Compare allocation strategies: interleaved arms, paired intervals, a verdict against the A/A floor."""
     import dspark_lab as lab
 
-    allocs = names(alloc, "alloc")
-    first = allocs[0] if not floor else "on_demand"
     sizes = ints("ep_size", ep_size)
+    allocs = names(alloc, "alloc") if alloc is not None else _default_arms(sizes)
+    first = allocs[0] if not floor else "on_demand"
     if baseline is not None and baseline not in [*allocs, *(["none"] if floor else [])]:
         raise unknown("baseline", baseline, allocs)
     cfg = lab.preset(preset, **merged({"device": device, "ep_size": sizes[0], "alloc": first}, set_))
@@ -80,6 +83,11 @@ def compare(
             on_progress=on_progress, ep_size=sizes, alloc=allocs,
         )  # fmt: skip
     show(lab.compare(runs, by="alloc", baseline=baseline), json_)
+
+
+def _default_arms(sizes: list[int]) -> list[str]:
+    """The history of the scalar; ``none`` only where nobody reads it."""
+    return [*["none"] * all(s <= 1 for s in sizes), "blocking", "non_blocking", "on_demand"]
 
 
 def generate(

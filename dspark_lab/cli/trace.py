@@ -10,7 +10,7 @@ import typer
 
 from dspark_lab.cli.options import Json, span
 from dspark_lab.cli.printing import busy, say, show
-from dspark_lab.cli.trace_tables import print_integrity, print_steps, print_summary
+from dspark_lab.cli.trace_tables import nothing, print_integrity, print_steps, print_summary
 
 app = typer.Typer(help="Read profiler traces: a file, a folder of ranks, or a run folder.", no_args_is_help=True)
 
@@ -77,8 +77,10 @@ def steps(
     table = lab.step_parts(opened)
     if json_:
         show(table, True)
-    else:
+    elif len(table):
         print_steps(table)
+    else:
+        say(nothing(opened, "step"))
     _judge(strict, opened)
 
 
@@ -95,7 +97,11 @@ def waits(
     import dspark_lab as lab
 
     opened = _open(path, step_pattern, no_cache)
-    show(lab.lost(opened) if each else lab.lost_by_site(opened), json_)
+    table = lab.lost(opened) if each else lab.lost_by_site(opened)
+    if json_ or len(table):
+        show(table, json_)
+    else:
+        say(nothing(opened, "wait of the host" + ("" if each else " within a step")))
     _judge(strict, opened)
 
 
@@ -134,7 +140,8 @@ def diff(
         show(found.to_dict(), True)
     else:
         say(found.sentence)
-        show(found.by_kind(), False)
+        if len(kinds := found.by_kind()):
+            show(kinds, False)
     _judge(strict, *sides)
 
 
@@ -169,7 +176,8 @@ def whatif(
         show(found.to_dict(), True)
     else:
         say(found.sentence)
-        show(found.waits, False)
+        if len(found.waits):
+            show(found.waits, False)
         show(found.edits.assign(target=found.edits["target"].str.slice(0, 60)), False)
     _judge(strict, opened)
 

@@ -7,6 +7,7 @@ from typing import Any
 import pandas as pd
 
 from dspark_lab.cli.printing import print_table, say
+from dspark_lab.trace import Trace, TraceSet
 
 _FIGURES = {
     "num_steps": "steps", "step_us_p50": "step p50", "step_us_mean": "step mean", "gpu_span_us_per_step": "device span a step", "kernels_per_step": "kernels a step",
@@ -69,3 +70,12 @@ def print_integrity(report: dict[str, Any]) -> None:
 
 def _number(x: Any) -> str:
     return "–" if x is None or x != x else f"{x:.1f}" if isinstance(x, float) else str(x)
+
+
+def nothing(opened: Trace | TraceSet, what: str) -> str:
+    """Why a table has no rows."""
+    traces = [opened] if isinstance(opened, Trace) else list(opened.values())
+    if not any(len(t.events) for t in traces):
+        return "the trace holds no events with a duration: nothing to show"
+    steps = sum(len(t.step_windows) for t in traces)
+    return f"the trace holds no {what}; it has {sum(len(t.events) for t in traces):,} events in {steps} step{'s' * (steps != 1)}"

@@ -141,6 +141,11 @@ def _part_of(name: str) -> str:
     raise _unknown_toggle(name)
 
 
+def toggle_names() -> list[str]:
+    """Every flat name that `LabConfig.replace` takes, sorted."""
+    return sorted(set().union(*_PARTS.values()) | {"transfer", "guard"})
+
+
 def _unknown_toggle(name: str) -> LabError:
     toggles = sorted(
         set().union(*(_PARTS[p] for p in ("lab", "parallel", "engine", "drafter", "model"))) | {"transfer", "guard"}

@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from typing import Any
 
 from dspark_lab.config.choices import Alloc, parse_alloc
+
+
+def _freeze_lists(part: Any) -> None:
+    """Lists become tuples: a config is hashable, and people write lists."""
+    for f in fields(part):
+        if isinstance(value := getattr(part, f.name), list):
+            object.__setattr__(part, f.name, tuple(value))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,6 +36,9 @@ class DecoderConfig:
     rope_theta: float = 10_000.0
     tie_word_embeddings: bool = False
     attention_bias: bool = False
+
+    def __post_init__(self) -> None:
+        _freeze_lists(self)
 
     def is_moe_layer(self, layer: int) -> bool:
         """Whether ``layer`` (from 0) has experts: not listed in `mlp_only_layers`, and on the sparse step."""
@@ -70,6 +81,9 @@ class DrafterConfig:
     def query_len(self) -> int:
         """Rows of a draft block: γ, or γ + 1 where the anchor's row predicts nothing."""
         return self.block_size + (not self.sample_from_anchor)
+
+    def __post_init__(self) -> None:
+        _freeze_lists(self)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -149,6 +163,9 @@ class EngineConfig:
     max_new_tokens: int = 256
     buckets: tuple[int, ...] = (1, 2, 4, 8, 16, 32, 64, 128)
     """Batch sizes that a step is padded to."""
+
+    def __post_init__(self) -> None:
+        _freeze_lists(self)
 
     @property
     def how(self) -> Alloc:

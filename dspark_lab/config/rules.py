@@ -157,11 +157,25 @@ def _tensor_parallel(cfg: LabConfig) -> None:
         if c.vocab_size < tp:
             raise LabError(f"tp_size={tp} is over the {who}'s vocab_size={c.vocab_size}; choose at most that.")
         if c.num_moe_layers and c.moe_intermediate_size % moe_tp:
-            raise LabError(
-                f"tp_size={tp} with ep_size={cfg.parallel.ep_size} has {moe_tp} ranks share each expert, which does not divide "
-                f"the {who}'s moe_intermediate_size={c.moe_intermediate_size}; choose ep_size={cfg.parallel.world_size}, or "
-                f"a number of ranks that divides: {_common_divisors(c.moe_intermediate_size)}."
-            )
+            raise _shared_experts(cfg, who, c)
+
+
+def _shared_experts(cfg: LabConfig, who: str, c: DecoderConfig) -> LabError:
+    """More ranks than ``ep_size`` share each expert, and their number does not divide it: what made them, and what would do."""
+    p = cfg.parallel
+    several = [name for name in ("attn_dp", "tp_size", "moe_dp") if getattr(p, name) > 1]
+    made = ", ".join(f"{name}={getattr(p, name)}" for name in several)
+    experts = [m.num_experts for m in (cfg.model.target, cfg.model.draft) if m.num_experts]
+    if all(n % p.world_size == 0 for n in experts):
+        way = f"ep_size={p.world_size}"
+    else:
+        way = f"{several[0]} and ep_size alike, of {_common_divisors(*experts)}"
+    if p.attn_dp == 1:
+        way += f", or a number of ranks that divides: {_common_divisors(c.moe_intermediate_size)}"
+    return LabError(
+        f"{made} is {p.world_size} ranks, of which {p.moe_tp} share each expert at ep_size={p.ep_size}, which does not divide "
+        f"the {who}'s moe_intermediate_size={c.moe_intermediate_size}; choose {way}."
+    )
 
 
 def _common_divisors(*values: int) -> str:

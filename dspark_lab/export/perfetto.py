@@ -20,6 +20,7 @@ from dspark_lab.export.perfetto_check import check_perfetto
 from dspark_lab.export.target import target_file
 from dspark_lab.export.tracks import Slices, slices
 from dspark_lab.trace import Trace, TraceSet, open_trace
+from dspark_lab.trace.span import StepRange
 
 #: Beyond this many MB of text viewers in a browser become slow; from about 500 MB they show nothing.
 MAX_MB = 200.0
@@ -72,6 +73,7 @@ def to_perfetto(
     Raises:
         LabError: no such step, nothing in the window, not one step within ``max_mb``, or a path that cannot be written.
     """
+    wanted = StepRange.of(steps)
     opened = open_trace(source)
     path = target_file(path, opened)
     if not (isinstance(max_mb, (int, float)) and math.isfinite(max_mb) and max_mb > 0):
@@ -79,11 +81,11 @@ def to_perfetto(
     if steps is not None and window_us is not None:
         raise LabError("give steps or window_us, not both.")
     traces = dict(opened) if isinstance(opened, TraceSet) else {opened.rank: opened}
-    windows = {r: _window(t, steps, window_us) for r, t in traces.items()}
+    windows = {r: _window(t, wanted if steps is not None else None, window_us) for r, t in traces.items()}
     offsets, messages = _offsets(traces)
     made = slices(traces, windows, offsets)
     if steps is not None:
-        made = _only(made, steps)
+        made = _only(made, wanted)
     if not len(made.rows):
         where = "in the window" if steps is not None or window_us is not None else "with a duration"
         raise LabError(
@@ -109,34 +111,36 @@ def to_perfetto(
     )
 
 
-def _window(trace: Trace, steps: slice | int | None, window_us: tuple[float, float] | None) -> tuple[int, int] | None:
+def _window(trace: Trace, steps: StepRange | None, window_us: tuple[float, float] | None) -> tuple[int, int] | None:
     """[first, last) in the rank's own ns: host and device time of the steps."""
     if window_us is not None:
-        low, high = window_us
-        if not low < high:
-            raise LabError(f"window_us={window_us} is no window; give (from, to) in µs with from < to.")
+        low, high = _times(window_us)
         return trace.t0_ns + round(low * 1000), trace.t0_ns + round(high * 1000)
     if steps is None:
         return None
-    first, end = (steps.start, steps.stop) if isinstance(steps, slice) else (steps, steps + 1)
     labels = trace.step_windows.labels
-    mine = np.flatnonzero(
-        (labels >= (first if first is not None else labels.min(initial=0)))
-        & ((end is None) | (labels < (end if end is not None else 0)))
-    )
+    mine = np.flatnonzero(steps.holds(labels))
     if not len(mine):
-        known = f"{labels[0]} to {labels[-1]}" if len(labels) else "none"
-        raise LabError(f"steps={steps!r} names no step of rank {trace.rank}; there are: {known}.")
+        raise steps.none_of(labels, f"rank {trace.rank}")
     place = trace.linked.device["place"].to_numpy()
     ends = trace.sound_ends_ns[np.isin(place, mine)]
     return int(trace.step_windows.start_ns[mine[0]]), int(max(trace.step_windows.end_ns[mine[-1]], ends.max(initial=0)))
 
 
-def _only(made: Slices, steps: slice | int) -> Slices:
+def _times(window_us: Any) -> tuple[float, float]:
+    try:
+        low, high = (float(t) for t in window_us)
+    except (TypeError, ValueError):
+        low = high = math.nan
+    if not low < high < math.inf:
+        raise LabError(f"window_us={window_us!r} is no window; give (from, to) in µs with from < to.")
+    return low, high
+
+
+def _only(made: Slices, steps: StepRange) -> Slices:
     """Without device events that other steps launched and host events that began in them: the window of device time reaches over both."""
-    first, end = (steps.start, steps.stop) if isinstance(steps, slice) else (steps, steps + 1)
     step = made.rows["step"].to_numpy()
-    keep = (step < 0) | ((step >= (first if first is not None else step.min())) & ((end is None) | (step < (end or 0))))
+    keep = (step < 0) | steps.holds(step)
     place = np.cumsum(keep) - 1
     flows = made.flows[keep[made.flows["from_slice"].to_numpy()] & keep[made.flows["to_slice"].to_numpy()]]
     flows = flows.assign(from_slice=place[flows["from_slice"].to_numpy()], to_slice=place[flows["to_slice"].to_numpy()])
@@ -171,7 +175,6 @@ def _write(made: Slices, traces: Mapping[int, Trace], path: Path, max_mb: float)
     limit = int(max_mb * 1e6)
     size, last, left_out = len(start) + 2, -1, False
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
         handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
     except OSError as err:
         raise LabError(f"cannot write {path}: {err.strerror}; choose a folder that can be written.") from None

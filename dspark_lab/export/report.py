@@ -57,7 +57,6 @@ def to_report(
     called = names or _names(sides)
     text = _page(found, sides, called, comm_patterns)
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, encoding="utf-8")
     except OSError as err:
         raise LabError(f"cannot write {path}: {err.strerror}; choose a file that can be written.") from None

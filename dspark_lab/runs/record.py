@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import shutil
 import tempfile
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -32,6 +34,9 @@ STEP_COLUMNS: dict[str, str] = {
 
 FEW_REAL = 0.25
 """Below that share of real rows a rank's work is mostly padding."""
+
+
+NO_MEDIAN = "no median: a block's first two steps do not count and none was longer (num_steps=3 or more has one)"
 
 
 def real_share(part: dict[str, Any]) -> float:
@@ -123,7 +128,13 @@ class Run:
         kinds = set(self.steps["profiled"]) if len(self.steps) else {False}
         how = "profiled" if kinds == {True} and not self.quoted else "unprofiled"
         drawn = ", simulated acceptance" if self.acceptance and self.acceptance.simulated else ""
-        return f"{self.shown_source} {when} on {self.device_name}, {how}{drawn}".replace("  ", " ")
+        short = f", {NO_MEDIAN}" if self.has_no_median else ""
+        return f"{self.shown_source} {when} on {self.device_name}, {how}{drawn}{short}".replace("  ", " ")
+
+    @property
+    def has_no_median(self) -> bool:
+        """Whether steps were measured and none of them counts."""
+        return math.isnan(self.step_ms_p50) and bool((~self.steps["profiled"]).any())
 
     @property
     def mostly_padding(self) -> str | None:
@@ -265,3 +276,28 @@ def _run_of(d: dict[str, Any], folder: Path) -> Run:
         path=folder,
         loaded=True,
     )
+
+
+def as_runs(runs: Any) -> list[Run]:
+    """A run, or several, as a list. Raises `LabError` for anything else."""
+    if isinstance(runs, Run):
+        return [runs]
+    several: list[Any] = [runs]
+    if isinstance(runs, Iterable) and not isinstance(runs, (str, bytes, Mapping)):
+        several = list(runs)
+    for one in several:
+        if not isinstance(one, Run):
+            text = repr(one)
+            said = text if len(text) <= 60 and "\n" not in text else f"a {type(one).__name__}"
+            raise LabError(
+                f"{said} is no run; lab.run, lab.sweep, lab.load_run(name) and lab.load_runs(folder) give some."
+            )
+    return several
+
+
+def one_run(run: Any) -> Run:
+    """The run itself, or the only one of a list. Raises `LabError` for anything else."""
+    runs = as_runs(run)
+    if len(runs) != 1:
+        raise LabError(f"this is of one run, and {len(runs)} were given; choose one of them.")
+    return runs[0]

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from dspark_lab.config import LabConfig
+from dspark_lab.config.kinds import is_int
 from dspark_lab.errors import LabError, nearest
 from dspark_lab.runs.job import Job
 from dspark_lab.runs.plan import expand, group
@@ -75,11 +76,22 @@ def start_sweep(cfg: LabConfig, *, floor: bool = False, **options: Any) -> Job:
             raise LabError(
                 f"{name!r} is neither a toggle nor a setting of a sweep ({', '.join(_SETTINGS)}, floor).{close}"
             )
+    if floor and _asks_for_none(cfg, options):
+        raise LabError(
+            "alloc='none' at ep_size above 1 is legal with the mask off only, and that is the arm which floor=True (--floor) adds; "
+            "leave 'none' out of alloc."
+        )
     configs = expand(cfg, options)
     if floor:
         floors = {c.replace(alloc="none", mask_padding=False) for c in configs}
         configs = [*sorted(floors, key=lambda c: c.parallel.ep_size), *configs]
     return start(list(dict.fromkeys(configs)), **settings)
+
+
+def _asks_for_none(cfg: LabConfig, axes: dict[str, Any]) -> bool:
+    """Whether ``none`` is swept over where the scalar is needed."""
+    sizes = axes.get("ep_size", [cfg.parallel.ep_size])
+    return cfg.engine.mask_padding and "none" in axes.get("alloc", ()) and any(is_int(s) and s > 1 for s in sizes)
 
 
 _SETTINGS = (

@@ -8,7 +8,7 @@ import pandas as pd
 
 from dspark_lab.errors import LabError
 from dspark_lab.plan.floor import H200_READ_BYTES_PER_S, step_bytes
-from dspark_lab.runs.record import Run
+from dspark_lab.runs.record import Run, as_runs
 
 COLUMNS = ("name", "batch_size", "step_us", "floor_us", "ratio", "attention_mb", "experts_mb", "heads_mb", "markov_mb", "kv_mb",
            "experts_hit", "label")  # fmt: skip
@@ -20,7 +20,7 @@ def byte_floor(runs: Sequence[Run], *, read_bytes_per_s: float = H200_READ_BYTES
     Raises `LabError` for a run without expert counts.
     """
     rows = []
-    for run in runs:
+    for run in as_runs(runs):
         counted = next((e for e in run.ep if e.get("rank") == 0), None)
         if counted is None or "experts_hit" not in counted.get("target", {}):
             raise LabError(f"{run.name} holds no expert counts; measure it with lab.sweep, which counts them.")

@@ -10,7 +10,7 @@ import pandas as pd
 
 from dspark_lab.analysis.intervals import Interval, block_medians, replicates, t_interval
 from dspark_lab.errors import LabError
-from dspark_lab.runs.record import Run
+from dspark_lab.runs.record import Run, as_runs
 
 COLUMNS = ("name", "batch_size", "plain_ms", "round_ms", "accept_length", "break_even", "tokens_per_s", "plain_tokens_per_s",
            "speedup", "speedup_low", "speedup_high", "expected", "off_pct", "label")  # fmt: skip
@@ -24,6 +24,7 @@ def speculation(runs: Sequence[Run]) -> pd.DataFrame:
     up, with over without; its 95 % interval is over processes, of log ratios. ``expected``: accept_length · plain_ms /
     round_ms, and ``off_pct`` what the speed-up is from that. Raises `LabError` where no run has its twin.
     """
+    runs = as_runs(runs)
     drafting = [r for r in runs if r.role == "arm" and r.config.engine.speculate]
     plain = [r for r in runs if r.role == "arm" and not r.config.engine.speculate]
     rows = [_row(run, twin) for run in drafting for twin in plain if _alike(run, twin)]

@@ -87,7 +87,7 @@ def default_cache(environment: Mapping[str, str] = os.environ) -> Cache | None:
     """The cache that the environment asks for; None where it is switched off or there is no home to keep it in.
 
     Raises:
-        LabError: a limit that is no number.
+        LabError: a limit that is no number, a folder in the home of nobody.
     """
     told = environment.get(FOLDER_VARIABLE)
     if told is not None and told.strip().lower() in _OFF:
@@ -99,8 +99,18 @@ def default_cache(environment: Mapping[str, str] = os.environ) -> Cache | None:
         limit_mb = float("nan")
     if not limit_mb >= 0:
         raise LabError(f"{LIMIT_VARIABLE}={limit!r} is no number of MB; give one from 0 on, or {FOLDER_VARIABLE}=off.")
-    folder = Path(told).expanduser() if told else _user_folder(environment)
+    folder = expanded(told, FOLDER_VARIABLE) if told else _user_folder(environment)
     return Cache(folder, limit_mb) if folder is not None else None
+
+
+def expanded(path: str | os.PathLike[str], what: str) -> Path:
+    """``path`` with a leading ``~`` or ``~name`` resolved. Raises `LabError`, which calls it ``what``, where there is no such home."""
+    try:
+        return Path(path).expanduser()
+    except RuntimeError:
+        raise LabError(
+            f"{what}={os.fspath(path)!r}: there is no home folder of that name; give the path without '~'."
+        ) from None
 
 
 def _user_folder(environment: Mapping[str, str]) -> Path | None:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from dspark_lab.errors import LabError
-from dspark_lab.trace.cache import default_cache
+from dspark_lab.trace.cache import default_cache, expanded
 from dspark_lab.trace.events import EventTable, read_events
 from dspark_lab.trace.formats import format_of, formats, read_foreign
 from dspark_lab.trace.many import read_many
@@ -56,7 +56,7 @@ def open_trace(
         raise LabError(
             f"a trace is opened from a path, a folder or a run, not from {type(source).__name__} ({source!r:.80})."
         )
-    path = Path(source).expanduser()
+    path = expanded(source, "path")
     return _open_folder(path, read) if path.is_dir() else _open_file(path, read)
 
 

@@ -82,6 +82,10 @@ def find_steps(events: pd.DataFrame, step_pattern: str | None = None) -> StepWin
 
 
 def _by_pattern(events: pd.DataFrame, pattern: str) -> StepWindows:
+    if not isinstance(pattern, str) or not pattern:
+        raise LabError(
+            f"step_pattern={pattern!r} is no pattern; give a part of the names that steps have, such as 'decode'."
+        )
     try:
         re.compile(pattern)
     except re.error as err:

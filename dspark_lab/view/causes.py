@@ -40,6 +40,8 @@ def causes(diff: Diff, *, title: str = "Why the step changed") -> go.Figure:
 
     The axis does not begin at zero: the lines are the two steps, a bar is what a cause adds or takes away.
     """
+    if not isinstance(diff, Diff):
+        raise LabError(f"causes draws what lab.diff(before, after) gives, not {type(diff).__name__}.")
     if diff.withheld:
         return message(title, f"The causes are withheld: {diff.withheld}.")
     rows = records(diff.parts.reindex(diff.parts["delta_us"].abs().sort_values(ascending=False).index))
@@ -96,6 +98,8 @@ def _hover(row: dict[str, Any]) -> str:
 
 def edits(predicted: WhatIf, *, title: str = "What single edits would gain") -> go.Figure:
     """The best single edits of `lab.whatif`, µs a step that each saves by replay. What the replay does not resolve is pale."""
+    if not isinstance(predicted, WhatIf):
+        raise LabError(f"edits draws what lab.whatif(trace) gives, not {type(predicted).__name__}.")
     rows = records(predicted.edits)
     if not rows:
         return message(title, "No edits were tried; pass num_edits=10.")

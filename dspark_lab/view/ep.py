@@ -13,7 +13,7 @@ from plotly.subplots import make_subplots
 from dspark_lab.analysis.ep import expert_load, imbalance_of, traffic_of
 from dspark_lab.analysis.intervals import step_interval
 from dspark_lab.errors import unknown
-from dspark_lab.runs.record import Run
+from dspark_lab.runs.record import Run, as_runs, one_run
 from dspark_lab.view.theme import COLOURS, HATCHED, TOP, joined, message, stroke, titled
 
 KINDS = {
@@ -28,6 +28,7 @@ SHOWN_EXCHANGES = 6
 
 def ep_lanes(run: Run, *, title: str = "Ranks side by side") -> go.Figure:
     """A lane a rank, on one clock that starts when the ranks first met: waiting for the slowest, dispatch, experts, combine."""
+    run = one_run(run)
     parts = [d for d in sorted(run.ep, key=lambda d: d["rank"]) if d.get("exchange", {}).get("spans")]
     if not parts:
         return message(title, "This run did not time its exchanges: measure one with lab.sweep at ep_size above 1.")
@@ -72,7 +73,7 @@ def expert_heatmap(
     """
     if who not in WHO:
         raise unknown("who", who, WHO)
-    runs = [runs] if isinstance(runs, Run) else list(runs)
+    runs = as_runs(runs)
     counted = [r for r in runs if any(who in d and "experts" in d[who] for d in r.ep)]
     if not counted:
         return message(title, "No run here counted its expert load: lab.sweep does.")
@@ -127,7 +128,7 @@ def _placed(run: Run, who: str) -> str:
 
 def ep_sweep(runs: Sequence[Run], *, title: str = "Step by EP size") -> go.Figure:
     """Median step of each run with its 95 % interval, against EP size; a line for each dispatcher, placement and batch size."""
-    arms = [r for r in runs if r.role == "arm" and not math.isnan(r.step_ms_p50)]
+    arms = [r for r in as_runs(runs) if r.role == "arm" and not math.isnan(r.step_ms_p50)]
     if not arms:
         return message(title, "No run here has unprofiled steps.")
     figure, lines = go.Figure(), _lines(arms)
@@ -175,6 +176,7 @@ def _lines(arms: Sequence[Run]) -> dict[str, list[Run]]:
 
 def ep_traffic(run: Run, *, who: str = "target", title: str = "Rows from rank to rank") -> go.Figure:
     """Who sent how many rows to whom, over all layers; the diagonal stayed at home."""
+    run = one_run(run)
     sent = traffic_of(run, who)
     if sent is None:
         return message(title, "Only dispatcher='all_to_all' sends different rows to different ranks.")

@@ -14,7 +14,7 @@ import pandas as pd
 import plotly.graph_objects as go
 
 from dspark_lab.errors import LabError
-from dspark_lab.runs.record import Run
+from dspark_lab.runs.record import Run, as_runs
 from dspark_lab.view.causes import causes, edits, step_parts
 from dspark_lab.view.ep import ep_lanes, ep_sweep, ep_traffic, expert_heatmap
 from dspark_lab.view.rows import TOO_FEW, arm_of, by_arm, is_few
@@ -34,7 +34,7 @@ MAX_POINTS = 1500
 
 def latency(runs: Run | Sequence[Run], *, title: str = "Step latency") -> go.Figure:
     """Unprofiled steps of each run: every step a point, the median of each process a dash, the median of all a line."""
-    runs = [runs] if isinstance(runs, Run) else list(runs)
+    runs = as_runs(runs)
     if not runs:
         return message(title, "No runs to show.")
     figure = go.Figure()
@@ -179,7 +179,7 @@ def verdict_text(row: dict[str, Any]) -> str:
 
 def acceptance(runs: Run | Sequence[Run], *, title: str = "Acceptance by position") -> go.Figure:
     """Share of rounds that accept draft position k, for each run; 1 + their sum is the accept length."""
-    runs = [runs] if isinstance(runs, Run) else list(runs)
+    runs = as_runs(runs)
     known = [
         (name, r)
         for name, r in zip(_names(runs), runs, strict=True)

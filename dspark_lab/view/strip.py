@@ -13,6 +13,7 @@ import plotly.graph_objects as go
 
 from dspark_lab.errors import LabError
 from dspark_lab.runs.record import Run
+from dspark_lab.trace.span import step_number
 from dspark_lab.view import doubts, lanes
 from dspark_lab.view.browse.detail import Row, look
 from dspark_lab.view.rows import arm_of, records
@@ -72,7 +73,7 @@ def step_strip(traces: Mapping[str, Any] | Sequence[Run], *, step: int | None = 
     if not named:
         return message(title, "No captures to draw." + (f" Without one: {', '.join(missing)}." if missing else ""))
     arms, without = [], []
-    step = _common(list(named.values())) if step is None else step
+    step = _common(list(named.values())) if step is None else step_number(step)
     for name, trace in named.items():
         arm = _arm(name, trace, step)
         if arm is None:

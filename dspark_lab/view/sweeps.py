@@ -14,7 +14,7 @@ from dspark_lab.analysis.intervals import Interval, block_medians, step_interval
 from dspark_lab.config import ALLOCS
 from dspark_lab.config.kinds import shown
 from dspark_lab.errors import LabError
-from dspark_lab.runs.record import Run
+from dspark_lab.runs.record import Run, as_runs
 from dspark_lab.trace import open_trace
 from dspark_lab.view.rows import FEW, arm_of
 from dspark_lab.view.source import trace_label
@@ -38,6 +38,7 @@ def host_work_table(runs: Sequence[Run]) -> pd.DataFrame:
 
     Raises `LabError` where runs differ in more than arm and host work: one line through them would say nothing.
     """
+    runs = as_runs(runs)
     flat = [run.config.to_dict() for run in runs]
     for toggle in sorted(set().union(*flat) - set(_FREE)):
         values = list(dict.fromkeys(shown(f.get(toggle)) for f in flat))
@@ -88,7 +89,7 @@ def host_work(runs: Sequence[Run], *, title: str = "Step against host work") -> 
     Runs must differ in nothing else but the arm. Arms at one value of it only are left out, and the label says so. Bars are
     95 % intervals, where a value was measured in three processes or more.
     """
-    arms = [r for r in runs if r.role == "arm" and len(r.step_us())]
+    arms = [r for r in as_runs(runs) if r.role == "arm" and len(r.step_us())]
     if not arms:
         return message(title, "No unprofiled steps in these runs.")
     other = sorted(k for k, v in arms[0].config.to_dict().items() if k not in _FREE and any(r.config.to_dict()[k] != v for r in arms))  # fmt: skip

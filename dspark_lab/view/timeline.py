@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 import plotly.graph_objects as go
 
-from dspark_lab.errors import LabError
+from dspark_lab.trace import Trace
+from dspark_lab.trace.span import StepRange
 from dspark_lab.view.browse.detail import Boxes, look
 from dspark_lab.view.browse.scene import Scene, scene
 from dspark_lab.view.browse.tracks import COLOUR_NAMES
@@ -33,28 +34,28 @@ THICK = 0.7
 DOUBT = "#B34700"
 
 
-def timeline(trace: Any, *, steps: slice | None = slice(2, 5), title: str = "Timeline", label: str = "") -> go.Figure:
+def timeline(
+    trace: Any, *, steps: slice | int | None = slice(2, 5), title: str = "Timeline", label: str = ""
+) -> go.Figure:
     """The steps ``steps`` (by step number; None: all) of a trace: steps, phases and calls of each thread, graph replays, streams.
 
     Compute, communication and copies are coloured, waits of the host are hatched and name their site. Where there are more events than can be
     drawn, those of a cell are one box as high as the share of it that is busy. Steps without a whole record on the device are marked. A trace
     without device events shows phases and ops by thread. To zoom in a large trace: `lab.browse`. Raises `LabError` for what is no trace.
     """
-    if steps is not None and not _is_span(steps):
-        raise LabError(f"steps={steps!r} is no range of steps; pass steps=slice(first, end), or None for all.")
+    wanted = StepRange.of(steps)
     trace = one_rank(trace)
-    window = _window(trace, steps)
+    window = _window(trace, wanted)
     if window is None:
-        return message(
-            title, "The trace holds no events to draw." if not len(trace.events) else f"No step in {_said(steps)}."
-        )
+        why = wanted.none_of(trace.step_windows.labels) if len(trace.events) else "the trace holds no events to draw."
+        return message(title, f"{str(why)[:1].upper()}{str(why)[1:]}")
     drawn = scene({"": trace})
     zero = drawn.groups[0].zero_ns
     lo, hi = window[0] - zero, window[1] - zero
     boxes, cell = look([t.row for t in drawn.tracks], lo, hi, pixels=None, limit=LIMIT)
     if not len(boxes):
-        return message(title, f"No event in {_said(steps)}.")
-    notes = [label or trace_label(trace), _said(steps)] + [CPU_NOTE] * trace.is_cpu_only
+        return message(title, f"No event in {_shown(wanted)}.")
+    notes = [label or trace_label(trace), _shown(wanted)] + [CPU_NOTE] * trace.is_cpu_only
     if boxes.merged.any():
         notes.append(
             f"{int(boxes.count.sum()):,} events as {len(boxes):,} boxes: those within {cell / 1e3:.1f} µs are merged, as high as they are busy; fewer steps show more"
@@ -68,30 +69,23 @@ def timeline(trace: Any, *, steps: slice | None = slice(2, 5), title: str = "Tim
     return titled(figure, title, " · ".join(notes), height=164 + 34 * len(drawn.tracks))
 
 
-def _is_span(steps: Any) -> bool:
-    return isinstance(steps, slice) and all(n is None or isinstance(n, int) for n in (steps.start, steps.stop))
-
-
-def _said(steps: slice | None) -> str:
-    if steps is None or (steps.start is None and steps.stop is None):
+def _shown(steps: StepRange) -> str:
+    if steps == StepRange():
         return "all steps"
-    first = steps.start or 0
-    if steps.stop is None:
+    first = steps.first or 0
+    if steps.end is None:
         return f"steps from {first} on"
-    return f"step {first}" if steps.stop - first == 1 else f"steps {first} to {steps.stop - 1}"
+    return f"step {first}" if steps.end - first == 1 else f"steps {first} to {steps.end - 1}"
 
 
-def _window(trace: Any, steps: slice | None) -> tuple[int, int] | None:
+def _window(trace: Trace, steps: StepRange) -> tuple[int, int] | None:
     """(first ns, last ns) of the chosen steps: from their first host or device event to their last."""
     rows = trace.steps()
     if not len(trace.events):
         return None
-    if not len(rows) or steps is None:
+    if not len(rows) or steps == StepRange():
         return trace.t0_ns, trace.t1_ns
-    low = rows["step"].iloc[0] if steps.start is None else steps.start
-    mine = rows[rows["step"] >= low]
-    if steps.stop is not None:
-        mine = mine[mine["step"] < steps.stop]
+    mine = rows[steps.holds(rows["step"].to_numpy())]
     if not len(mine):
         return None
     ends = [mine["host_end_ns"].max()]

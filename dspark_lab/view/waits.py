@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import pandas as pd
 import plotly.graph_objects as go
 
-from dspark_lab.runs.record import Run
+from dspark_lab.runs.record import Run, as_runs
 from dspark_lab.view import doubts
 from dspark_lab.view.rows import arm_of, records
 from dspark_lab.view.source import one_rank, open_cached
@@ -49,7 +49,7 @@ def waits(runs: Run | Sequence[Run], *, title: str = "Host waits a step") -> go.
 
     Waits for an event of an earlier step, which running ahead needs, are dotted; the others hold the host up.
     """
-    runs = [runs] if isinstance(runs, Run) else list(runs)
+    runs = as_runs(runs)
     with_trace = [r for r in runs if r.trace_paths]
     if not with_trace:
         return message(title, "No capture in these runs, so nothing is known of their waits.")

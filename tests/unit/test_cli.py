@@ -136,6 +136,7 @@ def generate_with(ids: str = "1,2", target: str = "target", *more: object) -> li
         (["export", "tensorboard", "no-such-run"], "no-such-run"),
         (["export", "tensorboard", "h200-moe-none", "--logdir", "/proc/tb"], "/proc/tb"),
         (["compare", "--no-such-option"], "--no-such-option"),
+        (["run", "--attn-dp", "3"], "choose attn_dp and ep_size alike, of 1, 2, 4, 8"),
     ],
 )  # fmt: skip
 def test_bad_input_is_one_line_and_exits_with_2(args: list[object], said: str, tmp_path) -> None:

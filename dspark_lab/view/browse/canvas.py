@@ -16,6 +16,7 @@ import numpy as np
 from dspark_lab.errors import LabError
 from dspark_lab.runs.record import Run
 from dspark_lab.trace import Trace, TraceSet, open_trace
+from dspark_lab.trace.span import StepRange, step_number
 from dspark_lab.view.browse import pick, wire
 from dspark_lab.view.browse.detail import Boxes, Row, look
 from dspark_lab.view.browse.scene import Scene, scene
@@ -29,7 +30,7 @@ MIN_NS = 200
 FIRST_STEPS = 3
 
 
-def browse(traces: Any, *, step: int | None = None, steps: slice | None = None, title: str = "") -> Browse:
+def browse(traces: Any, *, step: int | None = None, steps: slice | int | None = None, title: str = "") -> Browse:
     """A timeline to zoom, search and click in, for traces of any size; several by name lie under each other.
 
     ``traces``: what `open_trace` takes (a trace, a path, a folder of ranks, a run), or a dict of such by name, aligned where the step ``step``
@@ -43,10 +44,15 @@ class Browse:
     """A timeline in a notebook. ``scene`` is all there is, ``boxes`` what is drawn now, ``lo_ns`` and ``hi_ns`` from when to when; ``picked`` what was
     clicked last, ``matches`` how many events the search found. ``view_bytes`` went to the browser for the last view, made in ``view_ms``."""
 
-    def __init__(self, traces: Any, *, step: int | None = None, steps: slice | None = None, title: str = "") -> None:
+    def __init__(
+        self, traces: Any, *, step: int | None = None, steps: slice | int | None = None, title: str = ""
+    ) -> None:
+        step = step_number(step)
         named = _named(traces, title)
         self.title = title or " against ".join(n for n in named if n) or str(getattr(traces, "name", "Timeline"))
         self.scene: Scene = scene(named, step=step)
+        if not self.scene.num_events:
+            raise LabError(f"there is nothing to browse: {self.title} holds no events with a duration.")
         self.rows: list[Row] = [t.row for t in self.scene.tracks]
         self.picked: pick.Picked | None = None
         self.matches = 0
@@ -61,7 +67,7 @@ class Browse:
 
     def zoom(self, lo_ms: float, hi_ms: float) -> Boxes:
         """Shows the times from ``lo_ms`` to ``hi_ms``. Raises `LabError` where that is no range."""
-        if not (np.isfinite(lo_ms) and np.isfinite(hi_ms) and hi_ms > lo_ms):
+        if not all(isinstance(t, (int, float)) and np.isfinite(t) for t in (lo_ms, hi_ms)) or hi_ms <= lo_ms:
             raise LabError(f"zoom({lo_ms}, {hi_ms}) is no range of times; give its start and its end in ms.")
         self._jump += 1
         return self._to(round(lo_ms * 1e6), round(hi_ms * 1e6))
@@ -139,22 +145,16 @@ class Browse:
             still = f'<img class="dspark-still" alt="{escape(repr(self))}" src="data:image/svg+xml;base64,{image}">'
             display({"text/html": still, "text/plain": repr(self)}, raw=True)
 
-    def _window(self, steps: slice | None, step: int | None) -> tuple[int, int]:
+    def _window(self, steps: slice | int | None, step: int | None) -> tuple[int, int]:
         """From the start of the chosen steps on the host to their end on the device."""
         numbers = sorted(set(self.scene.steps["step"].tolist()))
         if steps is None:
             first = step if step is not None else numbers[min(2, len(numbers) - 1)] if numbers else 0
             steps = slice(first, first + (1 if len(self.scene.groups) > 1 else FIRST_STEPS))
-        if not isinstance(steps, slice):
-            raise LabError(f"steps={steps!r} is no range of steps; pass steps=slice(first, end).")
-        lo, hi = [], []
+        wanted, lo, hi = StepRange.of(steps), [], []
         for g in self.scene.groups:
             rows = g.trace.steps()
-            rows = rows[
-                (rows["step"] >= (steps.start or 0))
-                & (rows["step"] < (steps.stop if steps.stop is not None else 1 << 62))
-            ]
-            for r in records(rows):
+            for r in records(rows[wanted.holds(rows["step"].to_numpy())]):
                 lo.append(r["host_start_ns"] - g.zero_ns)
                 device = r["device_start_ns"] > 0 and np.isfinite(r["period_us"])
                 hi.append(
@@ -163,7 +163,7 @@ class Browse:
         if not lo:
             if not numbers:
                 return self.scene.lo, max(self.scene.hi, self.scene.lo + MIN_NS)
-            raise LabError(f"steps={steps!r} are not there; the trace has steps {numbers[0]} to {numbers[-1]}.")
+            raise wanted.none_of(np.array(numbers))
         pad = max((max(hi) - min(lo)) // 100, 1)
         return int(min(lo) - pad), int(max(hi) + pad)
 

@@ -52,7 +52,7 @@ class Page(HTMLParser):
 
 def test_it_says_what_the_diff_says_and_needs_nothing(h200: Path, tmp_path: Path) -> None:
     one, two = h200 / "trace_none.json.gz", h200 / "trace_blocking.json.gz"
-    made = to_report(one, two, tmp_path / "deep" / "report.html")
+    made = to_report(one, two, tmp_path / "report.html")
     text = made.read_text()
     page, found = Page(text), diff(one, two)
     assert unescape(found.sentence) in page.text
@@ -110,8 +110,10 @@ def test_withheld_causes_are_not_drawn(made: Any, write: Callable[..., Path], h2
 def test_what_cannot_be(h200: Path, hostile: Path, tmp_path: Path) -> None:
     with pytest.raises(LabError, match="no steps"):
         to_report(h200 / "trace_none.json.gz", hostile / "metaonly", tmp_path / "r.html")
-    with pytest.raises(LabError, match="cannot write"):
+    with pytest.raises(LabError, match="no folder /proc/nothing"):
         to_report(h200 / "trace_none.json.gz", h200 / "trace_none.json.gz", "/proc/nothing/r.html")
+    with pytest.raises(LabError, match="cannot write"):
+        to_report(h200 / "trace_none.json.gz", h200 / "trace_none.json.gz", "/proc/r.html")
     assert list(tmp_path.iterdir()) == []
 
 

@@ -189,7 +189,7 @@ def test_waits_leave_out_the_synchronise_that_ends_a_capture(tmp_path: Path) -> 
 def test_wrong_arguments_say_what_to_pass(traces: dict[str, Any], runs: list[Run]) -> None:
     wrong: list[tuple[Any, str]] = [
         (lambda: figures.timeline([]), "open_trace"),
-        (lambda: figures.timeline(traces["none"], steps=1), "slice"),  # pyright: ignore[reportArgumentType]
+        (lambda: figures.timeline(traces["none"], steps="1"), "slice"),  # pyright: ignore[reportArgumentType]
         (lambda: figures.comparison(runs), "compare"),  # pyright: ignore[reportArgumentType]
         (lambda: figures.step_strip([traces["none"]]), "by name"),
     ]

@@ -11,6 +11,9 @@ import pandas as pd
 
 from dspark_lab.analysis.captures import Capture
 
+#: Less kernel time with a counterpart, or more kernels a step by this factor, is another model or engine.
+ALIKE_SHARE, MORE_KERNELS = 0.5, 1.5
+
 
 def sentence(
     before: float,
@@ -26,14 +29,16 @@ def sentence(
         f"{delta:+.0f} µs of {before:.0f} a step in {'these' if captures == 'captures' else 'this'} profiled {captures}"
     )
     if withheld:
-        return f"{head}; causes are withheld: {withheld}."
+        return f"Withheld, verdict and causes: {withheld}; the steps that are there differ by {head}."
+    unlike = f" {different_work(parts)}".rstrip()
     if verdict == "tie":
         kinds = parts.groupby("kind")["delta_us"].sum()
         apart = kinds[(kinds.abs() >= max(2.0, 0.01 * before)).to_numpy()]
         cancel = (
             "; parts that cancel: " + ", ".join(f"{k} {v:+.0f} µs" for k, v in apart.items()) if len(apart) > 1 else ""
         )
-        return f"Tie: {head}; {reason}{cancel}."
+        what = "Tie" if "interval holds" in reason or "captures of the same" in reason else "No verdict"
+        return f"{what}: {head}; {reason}{cancel}.{unlike}"
     least = max(2.0, 0.08 * abs(delta))
     big = parts[(parts["delta_us"].abs() >= least).to_numpy()]
     with_delta = big[(np.sign(big["delta_us"]) == np.sign(delta)).to_numpy()]
@@ -51,7 +56,23 @@ def sentence(
         how = "fell" if leads[1] < leads[0] else "rose"
         said.append(f"launch lead {how} from {leads[0] / 1000:+.1f} to {leads[1] / 1000:+.1f} ms")
     text = "; ".join([*said, head])
-    return text[:1].upper() + text[1:] + "."
+    return f"{text[:1].upper()}{text[1:]}.{unlike}"
+
+
+def different_work(parts: pd.DataFrame) -> str:
+    """A sentence where the two sides do not look like one engine before and after a change; "" where they do."""
+    kernels = parts[parts["kind"].isin(["kernel", "communication"]).to_numpy()]
+    times, counts = kernels[["before_us", "after_us"]].sum(), kernels[["count_before", "count_after"]].sum()
+    found = kernels[kernels["matched"].isin(["name", "template"]).to_numpy()][["before_us", "after_us"]].sum()
+    share = min((float(found[k] / times[k]) for k in times.index if times[k] > 0), default=1.0)
+    few, many = sorted(map(float, counts))
+    if share < ALIKE_SHARE:
+        why = f"only {100 * share:.0f} % of a side's kernel time has a counterpart on the other"
+    elif few > 0 and many > MORE_KERNELS * few:
+        why = f"{counts['count_before']:.0f} kernels a step against {counts['count_after']:.0f}"
+    else:
+        return ""
+    return f"The two run different work ({why}): this tells models or engines apart, not a change of one."
 
 
 def _phrase(part: dict[str, Any], sides: list[list[Capture]]) -> str:

@@ -69,7 +69,7 @@ class WhatIf:
         )
         return (
             f"{self.edit}: {self.predicted_us:.0f} µs a step instead of {self.measured_us:.0f} ({0.0 - pct:+.1f} %), in this profiled capture; "
-            f"the replay of the unedited trace is off by {self.replay_error_pct:+.2f} %"
+            f"the replay of the unedited trace is off by {round(self.replay_error_pct, 2) + 0.0:+.2f} %"
             + (
                 f"; less than is resolved ({self.resolution_us:.0f} µs)"
                 if 0 < abs(self.predicted_us - self.replayed_us) < self.resolution_us

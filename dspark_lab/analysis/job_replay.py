@@ -58,6 +58,11 @@ class JobReplay:
             raise LabError(
                 "the trace has no steps with device events, so there is nothing to replay; `trace summary` says what is missing."
             )
+        if self.measured_us <= 0:
+            raise LabError(
+                f"the median step takes {self.measured_us:g} µs: its steps are not in order on the device, so there is nothing to replay; "
+                "`trace integrity` says what is wrong."
+            )
 
     def _median(self, periods: dict[int, np.ndarray]) -> float:
         """Median over the third step and later of the slowest rank's period, steps that every rank has."""

@@ -104,6 +104,8 @@ def _of_rank(trace: Trace) -> tuple[pd.DataFrame, pd.DataFrame]:
     ).sort_values(["call", "stream", "start"], kind="stable")
     names = device["name"].cat.categories.astype(str).tolist()
     groups = {int(c): g for c, g in table.groupby("call", sort=True)}  # pyright: ignore[reportArgumentType]
+    if not groups:  # graphs were launched, and nothing of them was recorded on the device
+        return _empty(LAUNCH_COLUMNS), _empty(NODE_COLUMNS)
     label = _graphs(groups)
     whole = {
         g: max((c for c in groups if label[c] == g), key=lambda c: len(groups[c]))

@@ -68,7 +68,7 @@ class WhatIf:
             for s, p, r in zip(moved["site"], moved["predicted_us"], moved["replayed_us"], strict=True)
         )
         return (
-            f"{self.edit}: {self.predicted_us:.0f} µs a step instead of {self.measured_us:.0f} ({0.0 - pct:+.1f} %), in this profiled capture; "
+            f"{self.edit}: {self.predicted_us:.0f} µs a step instead of {self.measured_us:.0f} ({round(-pct, 1) + 0.0:+.1f} %), in this profiled capture; "
             f"the replay of the unedited trace is off by {round(self.replay_error_pct, 2) + 0.0:+.2f} %"
             + (
                 f"; less than is resolved ({self.resolution_us:.0f} µs)"

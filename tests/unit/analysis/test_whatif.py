@@ -224,6 +224,20 @@ def test_traces_without_device_steps_are_refused(hostile: Path) -> None:
             lab.whatif(hostile / case, drop="sync")
 
 
+def test_graphs_without_a_record_and_steps_out_of_order(tmp_path: Path) -> None:
+    events = json.loads(loop(tmp_path / "a.json", sync=True).read_text())["traceEvents"]
+    bare = tmp_path / "b.json"
+    bare.write_text(json.dumps({"traceEvents": [e for e in events if e["cat"] != "kernel"]}))
+    assert not len(lab.replays(bare).launches)
+    first: dict[int, float] = {}
+    for e in events:  # the device events of all steps lie at one time
+        if e["cat"] in ("kernel", "gpu_memcpy"):
+            e["ts"] += 50_000 - first.setdefault(e["args"]["correlation"] // 10, e["ts"])
+    (tmp_path / "c.json").write_text(json.dumps({"traceEvents": events}))
+    with pytest.raises(lab.LabError, match="not in order on the device"):
+        lab.whatif(tmp_path / "c.json", num_edits=0)
+
+
 def test_command_line(h200: Path, tmp_path: Path) -> None:
     path = str(h200 / "trace_blocking.json.gz")
     done = CliRunner().invoke(app, ["trace", "whatif", path, "--drop", "sync", "--json"])

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
+from dspark_lab.config import LabConfig
 from dspark_lab.errors import LabError, nearest
 from dspark_lab.runs.record import Run, read_run
+
+_TAIL = re.compile(r"(.+?)-ep\d+(?:-tp\d+)?-bs\d+")
 
 
 def data_dir() -> Path:
@@ -54,7 +58,7 @@ def sample_traces() -> dict[str, Path]:
 
 
 RECORDED_COLUMNS = (
-    "name", "preset", "alloc", "ep_size", "tp_size", "batch_size", "block_size", "host_work_us", "use_graph", "device",
+    "name", "sheet", "preset", "alloc", "ep_size", "tp_size", "batch_size", "block_size", "host_work_us", "use_graph", "device",
     "step_ms_p50", "num_traces", "source", "label",
 )  # fmt: skip
 
@@ -62,27 +66,37 @@ RECORDED_COLUMNS = (
 def recorded(**toggles: Any) -> pd.DataFrame:
     """The runs that ship, a row each: name, toggles, device, step_ms_p50, captures, where it was measured.
 
-    ``toggles`` keep the rows that have these values: ``lab.recorded(tp_size=2, alloc="blocking")``. A/A pairs are left out;
-    `load_runs` finds them beside the others. Raises `LabError` for an unknown toggle.
+    ``toggles`` keep the rows that have these values: ``lab.recorded(tp_size=2, alloc="blocking")``; ``sheet`` is one too: runs of
+    one sheet were measured beside each other. A/A pairs are left out; `load_runs` finds them beside the others. Raises
+    `LabError` for an unknown toggle.
     """
-    rows = []
-    for name in recorded_names():
-        run = load_run(name)
-        if run.role == "arm" and all(run.config.toggle(k) == v for k, v in toggles.items()):
-            rows.append(_recorded_row(run))
+    rows = [_recorded_row(run) for run in recorded_runs(**toggles) if run.role == "arm"]
     return pd.DataFrame(rows, columns=list(RECORDED_COLUMNS))
 
 
 def recorded_runs(**toggles: Any) -> list[Run]:
     """The runs behind `recorded`, and their A/A pairs, ready for `compare`."""
     runs = (load_run(name) for name in recorded_names())
-    return [r for r in runs if all(r.config.toggle(k) == v for k, v in toggles.items())]
+    return [r for r in runs if all(_toggle(r, k) == v for k, v in toggles.items())]
+
+
+def _toggle(run: Run, name: str) -> Any:
+    return sheet_of(run.name, run.config) if name == "sheet" else run.config.toggle(name)
+
+
+def sheet_of(name: str, cfg: LabConfig) -> str:
+    """``small-hostwork-ep1-bs1-hw600-none.aa`` as ``small-hostwork``; of a name without such a tail, all but the strategy."""
+    found = _TAIL.match(name)
+    if found:
+        return found[1].removesuffix(f"-{cfg.preset}") or found[1]
+    return name.removesuffix(".aa").removesuffix(f"-{cfg.engine.alloc.replace(':', '-')}")
 
 
 def _recorded_row(run: Run) -> dict[str, Any]:
     flat = run.config.to_dict()
     return {c: flat[c] for c in RECORDED_COLUMNS if c in flat} | {
         "name": run.name,
+        "sheet": sheet_of(run.name, run.config),
         "device": run.device_name,
         "step_ms_p50": run.step_ms_p50,
         "num_traces": len(run.trace_paths),

@@ -30,7 +30,7 @@ class Demo:
 def demo(*, logdir: Path | str = "tb", on_progress: Callable[[Progress], None] | None = None) -> Demo:
     """Compares `ARMS` on this machine and as recorded, and writes all of it below ``logdir``."""
     live = sweep(preset("tiny"), alloc=ARMS, num_steps=32, repeats=3, profile_steps=4, on_progress=on_progress)
-    cells = [recorded_runs(preset="seed"), recorded_runs(preset="small", tp_size=1, batch_size=1, host_work_us=0.0)]
+    cells = [recorded_runs(preset="seed"), recorded_runs(sheet="small", batch_size=1)]
     shipped = [
         r
         for cell in cells

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,6 @@ from dspark_lab.runs.plan import is_floor
 FACETS = ("preset", "tp_size", "ep_size", "batch_size", "host_work_us", "use_graph", "mask_padding", "block_size")
 """What tells recordings apart, besides `alloc`; the one a person turns wins over the rest."""
 COLUMNS = ("name", "alloc", "role", "floor", *FACETS, "set", "device", "timed", "recorded_at")
-_TAIL = re.compile(r"(.+?)-ep\d+(?:-tp\d+)?-bs\d+")
 _FREE = ("alloc", "mask_padding", "max_new_tokens")
 """Toggles in which the arms of one set may differ."""
 
@@ -50,20 +48,12 @@ def _row(name: str) -> dict[str, Any]:
         "floor": floor,
         **{f: flat[f] for f in FACETS},
         "mask_padding": cfg.engine.mask_padding or floor,
-        "set": _set(name, cfg) + ("" if cfg.engine.speculate else ", no drafts"),
+        "set": store.sheet_of(name, cfg) + ("" if cfg.engine.speculate else ", no drafts"),
         "device": str(environment.get("device_name", "")),
         "timed": not d.get("quoted"),
         "recorded_at": str(environment.get("recorded_at", "")),
         "key": json.dumps({k: v for k, v in flat.items() if k not in _FREE}) + str(environment.get("device_name")),
     }
-
-
-def _set(name: str, cfg: LabConfig) -> str:
-    """``small-hostwork-ep1-bs1-hw600-none.aa`` as ``small-hostwork``; of a name without such a tail, all but the strategy."""
-    found = _TAIL.match(name)
-    if found:
-        return found[1].removesuffix(f"-{cfg.preset}") or found[1]
-    return name.removesuffix(".aa").removesuffix(f"-{cfg.engine.alloc.replace(':', '-')}")
 
 
 def matching(table: pd.DataFrame, at: dict[str, Any]) -> pd.DataFrame:

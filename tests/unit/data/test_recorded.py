@@ -55,7 +55,15 @@ def test_recordings_of_this_engine_are_complete_and_agree():
         e, p = run.config.engine, run.config.parallel
         assert len(run.step_us()) > 0
         assert not run.config.engine.mask_padding or run.acceptance is not None
-        cell = (run.config.preset, p.ep_size, p.tp_size, e.batch_size, e.use_graph, run.steps["step"].max())
+        cell = (
+            run.config.preset,
+            p.ep_size,
+            p.tp_size,
+            e.batch_size,
+            e.use_graph,
+            e.speculate,
+            run.steps["step"].max(),
+        )
         outputs.setdefault(cell, set()).add(run.outputs["digest"])
     assert all(len(digests) == 1 for digests in outputs.values()), "strategies never change a token"
     assert sum(bool(r.trace_paths) for r in runs) <= 24

@@ -104,11 +104,10 @@ def test_without_a_device_there_is_no_lead(tmp_path: Path) -> None:
 
 
 def test_recorded_host_work_is_exposed_by_blocking_only() -> None:
-    cell = {"preset": "small", "tp_size": 1, "batch_size": 1, "use_graph": True}
-    runs = [r for r in lab.recorded_runs(**cell, ep_size=1) if not r.quoted]
+    runs = [r for s in ("small", "small-hostwork") for r in lab.recorded_runs(sheet=s, batch_size=1)]
     slopes = sweeps.host_work_slopes(runs)
     assert slopes["blocking"].mean == pytest.approx(1.0, abs=0.05)
     assert slopes["none"].mean == pytest.approx(0.0, abs=0.02)
     assert isinstance(sweeps.host_work_table(runs), pd.DataFrame)
     with pytest.raises(lab.LabError, match=r"runs differ in ep_size \(2, 1\)"):
-        sweeps.host_work_table([r for r in lab.recorded_runs(**cell) if not r.quoted])
+        sweeps.host_work_table([*lab.recorded_runs(sheet="ep2"), *runs])

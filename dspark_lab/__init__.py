@@ -31,6 +31,10 @@ _NAMES: dict[str, str] = {
     "recorded_runs": "dspark_lab.runs.store",
     "sample_traces": "dspark_lab.runs.store",
     "compare": "dspark_lab.analysis.latency",
+    # schedules
+    "Scheduler": "dspark_lab.plan.scheduler",
+    "SpsProfile": "dspark_lab.plan.sps",
+    "load_sps": "dspark_lab.plan.sps",
     # traces
     "open_trace": "dspark_lab.trace.source",
     "register_trace_format": "dspark_lab.trace.formats",

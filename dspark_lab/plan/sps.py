@@ -1,0 +1,160 @@
+"""`SpsProfile`: measured step times T(requests, tokens) of one model on one device, stored with where they come from.
+
+The paper profiles SPS(B), steps a second at B tokens, once. Here the points are kept as they were measured; `step_table` and
+`additive` make of them what a scheduler reads.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from dspark_lab.config import LabConfig
+from dspark_lab.config.kinds import is_int, shown
+from dspark_lab.errors import LabError
+from dspark_lab.plan.costs import AdditiveTable, Costs, StepTable, check_probes, check_seconds
+from dspark_lab.plan.table_files import read_table, write_table
+
+KIND, SCHEMA = "sps_profile", 1
+FREE = ("preset", "seed", "batch_size", "prompt_len", "max_new_tokens", "context_len", "buckets", "weights", "target_path",
+        "drafter_path", "verify", "confidence_threshold", "simulated_accept_length", "device", "alloc", "expert_load",
+        "host_work_us")  # fmt: skip
+"""Toggles that may differ between a profile and the config it is used for; its shapes, ranks and engine may not."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SpsProfile:
+    """Points (requests, tokens, seconds); tokens count rows of the verify forward, anchors included: R to R·(γ+1)."""
+
+    requests: tuple[int, ...]
+    tokens: tuple[int, ...]
+    seconds: tuple[float, ...]
+    """Median step of each point."""
+    block_size: int
+    """γ: drafts that every step of every point drafts, however few of them it verifies."""
+    config: dict[str, Any] = field(default_factory=dict)
+    """Flat toggles of the config that was measured, as `LabConfig.to_dict`."""
+    environment: dict[str, Any] = field(default_factory=dict)
+    """Device, versions, clocks, time; ``protocol`` says how it was measured."""
+    source: str = "measured"
+
+    def __post_init__(self) -> None:
+        if not is_int(self.block_size) or self.block_size < 1:
+            raise LabError(f"block_size={shown(self.block_size)} is not a whole number of at least 1.")
+        sizes = {"requests": len(self.requests), "tokens": len(self.tokens), "seconds": len(self.seconds)}
+        if len(set(sizes.values())) > 1 or not self.requests:
+            raise LabError(f"an SPS profile has one value a point, and a point at least; here are {sizes}.")
+        check_seconds("seconds", self.seconds)
+        for r, b in self.points:
+            check_probes("requests", (r,))
+            check_probes("tokens", (b,))
+            if not r <= b <= r * (self.block_size + 1):
+                raise LabError(
+                    f"{b} tokens for {r} requests cannot be: with block_size={self.block_size} each has 1 to "
+                    f"{self.block_size + 1}; the table is of another block size."
+                )
+        if len(set(self.points)) < len(self.points):
+            raise LabError("an SPS profile holds a point twice; each (requests, tokens) stands once.")
+
+    @property
+    def points(self) -> list[tuple[int, int]]:
+        """(requests, tokens) of each point."""
+        return list(zip(self.requests, self.tokens, strict=True))
+
+    # -- what a scheduler reads ------------------------------------------------------------------------------------
+
+    def step_table(self, num_requests: int | None = None) -> StepTable:
+        """T by tokens as measured at ``num_requests``; None takes all points, where no token count was measured twice."""
+        rows = [i for i, r in enumerate(self.requests) if num_requests in (None, r)]
+        tokens = [self.tokens[i] for i in rows]
+        if not rows:
+            raise LabError(
+                f"num_requests={num_requests} was not measured; there are {sorted(set(self.requests))}, and additive() interpolates."
+            )
+        if len(set(tokens)) < len(tokens):
+            twice = sorted({b for b in tokens if tokens.count(b) > 1})
+            raise LabError(
+                f"{twice[0]} tokens were measured at several numbers of requests, and a step table knows one time; choose "
+                f"num_requests of {sorted(set(self.requests))}, or additive()."
+            )
+        rows.sort(key=lambda i: self.tokens[i])
+        return StepTable(tokens=tuple(self.tokens[i] for i in rows), seconds=tuple(self.seconds[i] for i in rows))
+
+    def additive(self) -> AdditiveTable:
+        """T = bias + α(requests) + θ(tokens), by least squares of relative errors; α and θ are 0 at their first probes.
+
+        Raises `LabError` where the points do not tie α and θ together. `misfit` says how far off it is.
+        """
+        requests, tokens = sorted(set(self.requests)), sorted(set(self.tokens))
+        n, seconds = len(self.points), np.asarray(self.seconds)
+        of_request = np.searchsorted(requests, self.requests)
+        of_tokens = np.searchsorted(tokens, self.tokens)
+        system = np.zeros((n, 1 + len(requests) + len(tokens)))
+        system[:, 0] = 1.0
+        system[np.arange(n), 1 + of_request] = 1.0
+        system[np.arange(n), 1 + len(requests) + of_tokens] = 1.0
+        free = [i for i in range(system.shape[1]) if i not in (1, 1 + len(requests))]
+        weighted = system[:, free] / seconds[:, None]
+        solution, _, rank, _ = np.linalg.lstsq(weighted, np.ones(n), rcond=None)
+        if rank < len(free):
+            raise LabError(
+                f"{n} points of requests {requests} and tokens {tokens} do not tie the two together; measure more numbers of "
+                "tokens that several numbers of requests have in common, or use step_table(num_requests)."
+            )
+        parts = np.zeros(system.shape[1])
+        parts[free] = solution
+        alpha, theta = parts[1 : 1 + len(requests)], parts[1 + len(requests) :]
+        return AdditiveTable(
+            bias_s=float(parts[0]),
+            requests=tuple(requests),
+            alpha_s=tuple(alpha.tolist()),
+            tokens=tuple(tokens),
+            theta_s=tuple(theta.tolist()),
+        )
+
+    def misfit(self, costs: Costs) -> float:
+        """The largest relative error of ``costs`` at the measured points."""
+        made = np.array([float(costs.seconds_at(r, [b])[0]) for r, b in self.points])
+        return float(np.abs(made / np.asarray(self.seconds) - 1).max())
+
+    def check_matches(self, cfg: LabConfig, device_name: str | None = None) -> None:
+        """Raises `LabError` where the profile is of another block size, shape, layout of ranks, engine or device."""
+        if self.block_size != cfg.model.drafter.block_size:
+            raise LabError(
+                f"SPS profile for block_size={self.block_size}, runtime {cfg.model.drafter.block_size}; profile this config: "
+                "lab.profile_costs(cfg, ...)."
+            )
+        now = cfg.to_dict()
+        for name, then in self.config.items():
+            if name not in FREE and name in now and now[name] != then:
+                raise LabError(
+                    f"SPS profile was measured with {name}={shown(then)}, and this config has {shown(now[name])}; profile this "
+                    "one: lab.profile_costs(cfg, ...)."
+                )
+        measured_on = self.environment.get("device_name")
+        if device_name is not None and measured_on != device_name:
+            raise LabError(
+                f"SPS profile was measured on {shown(measured_on)}, and this is {device_name!r}; times of one device say nothing "
+                "of another: lab.profile_costs(cfg, ...) measures here."
+            )
+
+    # -- on disk ---------------------------------------------------------------------------------------------------
+
+    def save(self, path: str | Path) -> Path:
+        """Writes JSON, whole or not at all."""
+        return write_table(path, asdict(self), kind=KIND, schema=SCHEMA)
+
+
+def load_sps(path: str | Path) -> SpsProfile:
+    """The profile in ``path``. Raises `LabError` for a file that is none, and for times that are none."""
+    d = read_table(path, kind=KIND, schema=SCHEMA)
+    try:
+        points = {name: tuple(d.pop(name)) for name in ("requests", "tokens", "seconds")}
+        return SpsProfile(**points, **d)
+    except LabError as e:
+        raise LabError(f"{path}: {e}") from None
+    except (KeyError, TypeError) as e:
+        raise LabError(f"{path} is no SPS profile: {type(e).__name__}: {e}") from None

@@ -23,6 +23,8 @@ COMM_PATTERNS: dict[str, str] = {
 #: Names that look like one of the above and are none.
 _NOT = re.compile(r"at::native::|cutlass|gemm", re.IGNORECASE)
 MATCH_COLUMNS = ("step", "ordinal", "name", "rank", "row", "ts_ns", "dur_us", "peer_wait_us")
+#: Matched collectives of one job end within microseconds of each other; ends further apart than this are of clocks that drift, or of other jobs.
+SURE_US = 20.0
 CLOCK_COLUMNS = ("rank", "offset_us", "uncertainty_us", "num_collectives")
 
 
@@ -104,6 +106,14 @@ def match_collectives(traces: Mapping[int, Trace], patterns: Mapping[str, str] |
     every = every[whole].copy()
     every["peer_wait_us"] = every["dur_us"] - every.groupby(key)["dur_us"].transform("min")
     return every[list(MATCH_COLUMNS)].sort_values([*key, "rank"], ignore_index=True)
+
+
+def not_together(apart: pd.DataFrame) -> str:
+    """Why the ranks of a table of `clocks` are hardly those of one capture; "" where nothing speaks against it."""
+    worst = float(apart["uncertainty_us"].max()) if len(apart) else 0.0
+    if worst <= SURE_US:
+        return ""
+    return f"collectives that match end ± {worst:.0f} µs apart: the clocks drift, or these are not ranks of one capture"
 
 
 def clocks(traces: Mapping[int, Trace], patterns: Mapping[str, str] | None = None) -> pd.DataFrame:

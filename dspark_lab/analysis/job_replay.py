@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
-from dspark_lab.analysis.comm import clocks, match_collectives
+from dspark_lab.analysis.comm import clocks, match_collectives, not_together
 from dspark_lab.analysis.device_line import COMMUNICATION, lines
 from dspark_lab.analysis.edits import DROPS, Edit
 from dspark_lab.analysis.rank_replay import RankReplay
@@ -17,13 +17,18 @@ from dspark_lab.errors import LabError, unknown
 from dspark_lab.trace import Trace, TraceSet
 from dspark_lab.trace.summary import SKIPPED_STEPS
 
+_ON_HOST = re.compile(r"(?:gloo|mpi):")
 WAIT_COLUMNS = ("kind", "site", "measured_us", "replayed_us", "predicted_us")
 EDIT_COLUMNS = ("edit", "target", "predicted_us", "gain_us")
 
 
 @dataclass
 class Outcome:
+    """What a run gave: the step as it is measured; pace_us, the job's mean step; dry_us, how long the driest device waited for its host, a step."""
+
     step_us: float
+    pace_us: float
+    dry_us: float
     wait_ns: dict[int, np.ndarray]
 
 
@@ -40,6 +45,8 @@ class JobReplay:
             matched = match_collectives(self.traces, comm_patterns)
             apart = clocks(self.traces, comm_patterns)
             offset |= {int(r): round(1000 * o) for r, o in zip(apart["rank"], apart["offset_us"], strict=True)}
+            if why := not_together(apart):
+                self.notes.append(why)
             if not len(matched):
                 self.notes.append("the ranks' collectives could not be matched: each rank is replayed alone")
         elif any((x.kind == COMMUNICATION).any() for x in own.values()):
@@ -48,6 +55,10 @@ class JobReplay:
         for one in self.ranks.values():
             self.notes += [n for n in one.notes if n not in self.notes]
             self.remarks += [n for n in one.remarks if n not in self.remarks]
+        #: Collectives of the hosts, such as ``gloo:all_gather``: what hosts wait for each other there is not told from their own time.
+        self.host_meetings = sorted(
+            {str(n) for t in self.traces.values() for n in t.events["name"].cat.categories if _ON_HOST.match(str(n))}
+        )
         for r, t in self.traces.items():
             if "step_us_p50" in t.integrity.withheld:
                 raise LabError(f"rank {r} cannot be replayed: {t.integrity.withheld['step_us_p50']}.")
@@ -70,6 +81,26 @@ class JobReplay:
         whole = pd.concat(tables, axis=1).dropna()
         late = whole.iloc[SKIPPED_STEPS:] if len(whole) > SKIPPED_STEPS else whole
         return float(late.max(axis=1).median()) if len(late) else float("nan")
+
+    def _pace_us(self) -> float:
+        """Mean time from the last rank's begin of a step to its begin of the next, from the third step on; NaN where ranks have other steps."""
+        labels = [list(self.traces[r].step_windows.labels) for r in self.ranks]
+        if any(x != labels[0] for x in labels):
+            return float("nan")
+        steps = np.diff(np.max([one.starts_us() for one in self.ranks.values()], axis=0))
+        late = steps[SKIPPED_STEPS:] if len(steps) > SKIPPED_STEPS else steps
+        return float(np.nanmean(late)) if np.isfinite(late).any() else float("nan")
+
+    def predicted_us(self, plain: Outcome, changed: Outcome) -> float:
+        """The step of an edited replay. Where ranks shift against each other the largest of their periods in a step may grow although the job
+        became quicker; then it is the replayed step and what its mean changed by."""
+        return (
+            plain.step_us - (plain.pace_us - changed.pace_us) if self.ranks_shift(plain, changed) else changed.step_us
+        )
+
+    def ranks_shift(self, plain: Outcome, changed: Outcome) -> bool:
+        """Whether median step and mean pace of several ranks go opposite ways."""
+        return len(self.ranks) > 1 and changed.step_us > plain.step_us and changed.pace_us < plain.pace_us
 
     def site(self, wanted: str) -> str:
         sites = list(dict.fromkeys(s for r in self.ranks.values() for s in r.waits["site"]))
@@ -122,6 +153,8 @@ class JobReplay:
                     del waiting[r]
         return Outcome(
             step_us=self._median({r: one.periods() for r, one in self.ranks.items()}),
+            pace_us=self._pace_us(),
+            dry_us=max(one.dry_us() for one in self.ranks.values()),
             wait_ns={r: one.waited.copy() for r, one in self.ranks.items()},
         )
 
@@ -172,7 +205,7 @@ class JobReplay:
         tries.append(("host work between calls × 0.5", "", Edit(scale_host=0.5)))
         rows = []
         for what, target, edit in tries:
-            gain = plain.step_us - self.run(edit).step_us
+            gain = plain.step_us - self.predicted_us(plain, self.run(edit))
             rows.append((what, target, plain.step_us - gain, gain))
         table = pd.DataFrame(rows, columns=list(EDIT_COLUMNS))
         return table.sort_values("gain_us", ascending=False, ignore_index=True).head(count)

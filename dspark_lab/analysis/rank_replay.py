@@ -111,6 +111,21 @@ class RankReplay:
         known = (first != NONE) & (until != NONE)
         return np.where(known, (np.where(known, until, 0) - np.where(known, first, 0)) / 1000, np.nan)
 
+    def starts_us(self) -> np.ndarray:
+        """When each step began on the device in the last replay, on the job's clock, and when the last of them ended: µs, NaN unknown."""
+        n = len(self.line.trace.step_windows)
+        inside = (self.line.place >= 0) & ~self.gone
+        place = self.line.place[inside]
+        first, last = first_at(place, self.began[inside], n), last_at(place, self.ended[inside], n)
+        times = np.append(first, last[-1:])
+        return np.where(times == NONE, np.nan, (times - self.offset) / 1000)
+
+    def dry_us(self) -> float:
+        """How long the device stood dry for the host in the last replay, µs a step."""
+        rules, inside = self.releases, (self.releases.after >= 0) & (self.line.place >= 0) & ~self.gone
+        gap = self.began[inside] - self.ended[rules.after[inside]] - rules.gap_ns[inside]
+        return float(np.maximum(gap, 0).sum()) / 1000 / max(len(self.line.trace.step_windows), 1)
+
     def _floor(self) -> list[int]:
         """What the first events queued behind lies before the capture: the device was not free earlier than they show."""
         line = self.line

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from dspark_lab.analysis.comm import clocks, match_collectives
+from dspark_lab.analysis.comm import clocks, match_collectives, not_together
 from dspark_lab.errors import LabError
 from dspark_lab.trace import Trace, TraceSet, open_trace
 from dspark_lab.trace.summary import SKIPPED_STEPS
@@ -48,7 +48,7 @@ class Ranks:
     @property
     def sentence(self) -> str:
         """The straggler in words."""
-        doubt = f"clocks are known to ± {self.ranks['uncertainty_us'].max():.1f} µs"
+        doubt = not_together(self.ranks) or f"clocks are known to ± {self.ranks['uncertainty_us'].max():.1f} µs"
         worst = self.ranks.iloc[int(self.ranks["caused_us_per_step"].to_numpy().argmax())]
         if worst["caused_us_per_step"] < NOTICE_US:
             return f"No straggler: the ranks wait less than {NOTICE_US:g} µs a step for each other; {doubt}."

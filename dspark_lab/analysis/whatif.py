@@ -21,6 +21,8 @@ from dspark_lab.trace import open_trace
 
 #: A replay of the unedited trace that is further off than this is no basis for an exact prediction, percent.
 EXACT_PCT = 1.0
+#: A device that still waits that share of a step for its host is bound by it, percent.
+DRY_PCT = 5.0
 #: Predictions lay so near to captures of what was predicted (docs/traces.md, where kernels were alike), percent of the step; less is not told from nothing.
 RESOLVED_PCT = 0.5
 
@@ -163,11 +165,25 @@ def whatif(
         model.notes.append(
             f"the replay of the unedited trace is off by {error:+.1f} %, so the model does not hold here"
         )
+    if (
+        len(model.ranks) > 1
+        and model.host_meetings
+        and edit != Edit()
+        and changed.dry_us > DRY_PCT / 100.0 * changed.step_us
+    ):
+        model.notes.append(
+            f"the ranks meet on the host too ({', '.join(model.host_meetings)}), and what they wait for each other there is taken as their own time, "
+            "so a gain may be larger"
+        )
+    if model.ranks_shift(plain, changed):
+        model.notes.append(
+            "with this edit the ranks shift against each other from step to step, so that the change is that of the mean step"
+        )
     return WhatIf(
         edit=edit,
         measured_us=model.measured_us,
         replayed_us=plain.step_us,
-        predicted_us=changed.step_us,
+        predicted_us=model.predicted_us(plain, changed),
         exact=not model.notes,
         notes=(*model.notes, *model.remarks),
         waits=model.wait_table(plain, changed),

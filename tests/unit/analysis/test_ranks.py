@@ -112,6 +112,15 @@ def test_recorded_pair(h200: Path, tmp_path: Path) -> None:
     assert found.ranks["caused_us_per_step"].max() < 50, "a median is not led astray by it"
 
 
+def test_ranks_of_two_captures_are_not_taken_for_one(h200: Path, tmp_path: Path) -> None:
+    for arm, rank in (("blocking", 0), ("none", 1)):
+        (tmp_path / f"rank{rank}.json.gz").write_bytes((h200 / f"tp2_bs1_hw0_{arm}_rank{rank}.json.gz").read_bytes())
+    assert "not ranks of one capture" in ranks(tmp_path).sentence
+    found = whatif(tmp_path, num_edits=0)
+    assert not found.exact
+    assert "not ranks of one capture" in found.sentence
+
+
 def test_what_cannot_be(made: Any, write: Callable[..., Path], hostile: Path, h200: Path) -> None:
     with pytest.raises(LabError, match="no collectives in common"):
         ranks(hostile / "two")

@@ -43,6 +43,12 @@ def test_recordings_of_other_loops_replay_within_a_percent(name: str) -> None:
     assert found.exact
 
 
+def test_hosts_that_meet_make_it_a_bound_and_never_slower() -> None:
+    found = lab.whatif(recorded("ep2-ep2-bs1-blocking"), drop="sync", num_edits=0)
+    assert found.predicted_us <= found.measured_us
+    assert found.exact or "the ranks meet on the host too" in found.sentence
+
+
 @pytest.mark.parametrize(
     ("blocking", "non_blocking"),
     [

@@ -168,7 +168,7 @@ def whatif(
     if (
         len(model.ranks) > 1
         and model.host_meetings
-        and edit != Edit()
+        and changed.step_us != plain.step_us
         and changed.dry_us > DRY_PCT / 100.0 * changed.step_us
     ):
         model.notes.append(

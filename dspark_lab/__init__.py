@@ -35,6 +35,12 @@ _NAMES: dict[str, str] = {
     "Scheduler": "dspark_lab.plan.scheduler",
     "SpsProfile": "dspark_lab.plan.sps",
     "load_sps": "dspark_lab.plan.sps",
+    # calibration
+    "ConfidenceRounds": "dspark_lab.plan.calibration",
+    "fit_sts": "dspark_lab.plan.calibration",
+    "load_sts": "dspark_lab.plan.calibration",
+    "calibration": "dspark_lab.analysis.calibration",
+    "reliability": "dspark_lab.analysis.calibration",
     # traces
     "open_trace": "dspark_lab.trace.source",
     "register_trace_format": "dspark_lab.trace.formats",

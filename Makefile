@@ -32,8 +32,8 @@ check: setup  ## ruff, pyright, import-linter
 	.venv/bin/pyright
 	.venv/bin/lint-imports
 
-record: setup  ## measure again what ships in data/recorded: make record PART=one (a GPU) or PART=two
-	.venv/bin/dspark-lab record $(PART) --out recordings
+record: setup  ## measure again what ships in data/recorded: make record PART=one (a GPU) or PART=two; EP=4, EP=8 with as many GPUs
+	.venv/bin/dspark-lab record $(if $(EP),ep$(EP),$(PART)) --out recordings
 
 clean:
 	rm -rf .venv .pytest_cache .ruff_cache build dist runs tb

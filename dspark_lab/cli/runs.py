@@ -143,15 +143,18 @@ def demo(logdir: Annotated[Path, typer.Option(help="TensorBoard folder to write.
 
 
 def record(
-    part: Annotated[str, typer.Argument(help="one (one GPU) or two (two GPUs).")],
+    part: Annotated[str, typer.Argument(help="one (one GPU), two (two GPUs), ep4 or ep8 (EP 1 to as many GPUs).")],
     out: Annotated[Path, typer.Option(help="Folder for the runs and the archive.")] = Path("recordings"),
     only: Annotated[str, typer.Option(help="Sheets, with commas; default all of the part.")] = "",
+    rehearse: Annotated[
+        bool, typer.Option("--rehearse", help="The preset tiny on this CPU, a few steps: shows that the part runs.")
+    ] = False,
 ) -> None:
     """Measure again what ships in data/recorded; leaves one archive."""
     from dspark_lab.study.record import record as make
 
     with progress() as on_progress:
-        console.print(f"archive: {make(part, out=out, only=names(only), on_progress=on_progress)}")
+        console.print(f"archive: {make(part, out=out, only=names(only), rehearse=rehearse, on_progress=on_progress)}")
 
 
 def doctor(json_: Json = False) -> None:

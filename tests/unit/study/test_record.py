@@ -10,8 +10,9 @@ from dspark_lab.config import preset
 from dspark_lab.errors import LabError
 from dspark_lab.runs.plan import group
 from dspark_lab.runs.record import read_run
-from dspark_lab.study import record as recorder
-from dspark_lab.study.record import Sheet, record, sheets
+from dspark_lab.study import sheets as recorder
+from dspark_lab.study.record import record
+from dspark_lab.study.sheets import Sheet, rehearsed, sheets
 
 
 def test_sheets_are_legal_configs_and_stay_within_the_captures_that_ship() -> None:
@@ -58,3 +59,32 @@ def test_a_sheet_leaves_runs_captures_and_an_archive(tmp_path, monkeypatch) -> N
     assert {p.name for p in tmp_path.iterdir()} == {"recorded", "recorded-one.tar"}
     with pytest.raises(LabError, match="sheet='nothing'"):
         record("one", out=tmp_path, only=["nothing"])
+
+
+@pytest.mark.parametrize("ranks", [4, 8])
+def test_sheets_of_several_ranks_have_every_cell(ranks: int) -> None:
+    made = sheets(f"ep{ranks}")
+    sizes = {n for n in (1, 2, 4, 8) if n <= ranks}
+    for name in ("small", "qwen3-30b-a3b"):
+        arms, apart = made[f"ep{ranks}-{name}"].configs, made[f"ep{ranks}-{name}-dispatch"].configs
+        assert {(c.parallel.ep_size, c.engine.batch_size) for c in arms} == {(n, b) for n in sizes for b in (1, 8, 32)}
+        at_most = [c for c in arms if c.parallel.ep_size == ranks and c.engine.batch_size == 8]
+        assert [(c.engine.alloc, c.engine.mask_padding) for c in at_most] == [
+            ("none", False), ("blocking", True), ("on_demand", True), ("graph_slot", True)
+        ]  # fmt: skip
+        ways = {
+            (c.parallel.dispatcher, c.parallel.attn_dp, c.parallel.placement)
+            for c in apart
+            if c.parallel.ep_size == ranks
+        }
+        assert len(ways) == 9
+        for sheet in (arms, apart):
+            group(sheet)  # legal, and names are unique
+    assert all(s.repeats == 3 and s.num_steps == 128 and s.profile_steps == 8 for s in made.values())
+
+
+def test_a_rehearsal_runs_anywhere(tmp_path) -> None:
+    sheet = rehearsed(sheets("ep4")["ep4-small"])
+    assert {c.engine.device for c in sheet.configs} == {"cpu"}
+    assert {c.parallel.ep_size for c in sheet.configs} == {1, 2, 4}
+    assert len(sheet.configs) < len(sheets("ep4")["ep4-small"].configs)

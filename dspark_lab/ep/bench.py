@@ -171,13 +171,18 @@ def measure(one: Chain, x: Tensor, groups: ParallelGroups) -> list[float]:
             y = one(y)
         out.copy_(y)
 
-    took = _replays(chain) if x.is_cuda else _calls(chain)
+    return slowest_of(replays(chain) if x.is_cuda else calls(chain), groups)
+
+
+def slowest_of(took: list[float], groups: ParallelGroups) -> list[float]:
+    """Of each replay the maximum over ranks, over the layers of the chain."""
     mine = torch.tensor(took, dtype=torch.float64)
     everyone = [mine] if groups.control is None else groups.control.objects(mine)
     return (torch.stack(list(everyone)).amax(dim=0) / NUM_LAYERS).tolist()
 
 
-def _replays(chain: Callable[[], None]) -> list[float]:
+def replays(chain: Callable[[], None]) -> list[float]:
+    """Microseconds of each replay of ``chain``, captured once."""
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
@@ -203,7 +208,8 @@ def _replays(chain: Callable[[], None]) -> list[float]:
     return took
 
 
-def _calls(chain: Callable[[], None]) -> list[float]:
+def calls(chain: Callable[[], None]) -> list[float]:
+    """Microseconds of each eager call of ``chain``."""
     took = []
     for _ in range(3):
         dist.barrier()
@@ -239,15 +245,36 @@ def compare(batch_size: int, shape: Shape, groups: ParallelGroups, device: torch
     return [Row(**{**asdict(r), "over_best_bare": r.p50_us / best}) for r in rows]
 
 
-def rank_main(args: argparse.Namespace) -> None:
-    rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    on_gpu = args.device == "cuda"
+def joined(device_kind: str) -> tuple[int, torch.device, ParallelGroups]:
+    """This rank of a torchrun, its device and the group of all ranks."""
+    rank, world, on_gpu = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), device_kind == "cuda"
     device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if on_gpu else torch.device("cpu")
     if on_gpu:
         torch.cuda.set_device(device)
     torch.set_num_threads(1)
     dist.init_process_group("nccl" if on_gpu else "gloo", device_id=device if on_gpu else None)
-    groups = process_groups(ParallelConfig(ep_size=world), device)
+    return rank, device, process_groups(ParallelConfig(ep_size=world), device)
+
+
+def left() -> None:
+    """Ends this rank: a communicator that graphs held must not hold the process."""
+    forget_buffers()
+    dist.barrier()
+    sys.stdout.flush()
+    os._exit(0)
+
+
+def torchrun(module: str, ranks: int) -> int:
+    """``module`` with this command line, in as many ranks of this machine."""
+    env = {**os.environ, "NCCL_NVLS_ENABLE": "0", "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1", "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}",
+               "-m", module, *sys.argv[1:]]  # fmt: skip
+    return subprocess.call(command, env=env)
+
+
+def rank_main(args: argparse.Namespace) -> None:
+    rank, device, groups = joined(args.device)
+    on_gpu, world = args.device == "cuda", groups.moe.size
     shape = Shape() if on_gpu else Shape(hidden_size=64, num_experts=8, topk=2, dtype=torch.float32)
     rows = []
     with torch.inference_mode():
@@ -261,10 +288,7 @@ def rank_main(args: argparse.Namespace) -> None:
             "shape": {**asdict(shape), "dtype": str(shape.dtype)}, "layers": NUM_LAYERS, "replays": REPLAYS,
         }  # fmt: skip
         args.json.write_text(json.dumps({**about, "rows": [asdict(r) for r in rows]}, indent=1) + "\n")
-    forget_buffers()
-    dist.barrier()
-    sys.stdout.flush()
-    os._exit(0)  # a communicator that graphs held must not hold the process
+    left()
 
 
 def show(rows: list[Row]) -> None:
@@ -285,10 +309,7 @@ def main() -> int:
     args = parser.parse_args()
     if "RANK" in os.environ:
         rank_main(args)
-    env = {**os.environ, "NCCL_NVLS_ENABLE": "0", "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1", "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={args.ranks}",
-               "-m", "dspark_lab.ep.bench", *sys.argv[1:]]  # fmt: skip
-    return subprocess.call(command, env=env)
+    return torchrun("dspark_lab.ep.bench", args.ranks)
 
 
 if __name__ == "__main__":

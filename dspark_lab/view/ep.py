@@ -14,6 +14,7 @@ from dspark_lab.analysis.ep import expert_load, imbalance_of, traffic_of
 from dspark_lab.analysis.intervals import step_interval
 from dspark_lab.errors import unknown
 from dspark_lab.runs.record import Run, as_runs, one_run
+from dspark_lab.view.rows import arm_of
 from dspark_lab.view.theme import COLOURS, HATCHED, TOP, joined, message, stroke, titled
 
 KINDS = {
@@ -127,7 +128,7 @@ def _placed(run: Run, who: str) -> str:
 
 
 def ep_sweep(runs: Sequence[Run], *, title: str = "Step by EP size") -> go.Figure:
-    """Median step of each run with its 95 % interval, against EP size; a line for each dispatcher, placement and batch size."""
+    """Median step of each run with its 95 % interval, against EP size; a line for each strategy, dispatcher, placement and batch size."""
     arms = [r for r in as_runs(runs) if r.role == "arm" and not math.isnan(r.step_ms_p50)]
     if not arms:
         return message(title, "No run here has unprofiled steps.")
@@ -152,26 +153,37 @@ def ep_sweep(runs: Sequence[Run], *, title: str = "Step by EP size") -> go.Figur
             " over %{customdata[3]} replicates<extra></extra>",
         )  # fmt: skip
     figure.update_xaxes(title_text="EP size", tickvals=list(range(len(sizes))), ticktext=[str(s) for s in sizes])
-    figure.update_yaxes(title_text="step, ms, maximum over ranks", rangemode="tozero")
-    return titled(figure, title, f"bars: 95 % intervals · {joined(r.label for r in arms)}")
+    figure.update_yaxes(title_text="step, ms", rangemode="tozero")
+    figure.update_layout(showlegend=True)
+    return titled(figure, title, f"maximum over ranks · bars: 95 % intervals · {joined(r.label for r in arms)}")
 
 
 def _lines(arms: Sequence[Run]) -> dict[str, list[Run]]:
-    """By what is said of a line; the runs at EP1, which have no dispatcher, begin each line of their batch size."""
-    several = len({r.config.engine.batch_size for r in arms}) > 1
+    """By what is said of a line; runs at EP 1, which have no dispatcher, begin each line of their batch size and code path."""
     one = [r for r in arms if r.config.parallel.ep_size == 1]
+    many = [r for r in arms if r.config.parallel.ep_size > 1] or one
+    sizes, strategies = len({r.config.engine.batch_size for r in arms}) > 1, len({arm_of(r) for r in many}) > 1
     lines: dict[str, list[Run]] = {}
-    for r in arms:
+    for r in many:
         p, e = r.config.parallel, r.config.engine
-        if p.ep_size == 1:
-            continue
-        parts = [p.dispatcher, p.placement, *[f"{p.num_redundant_experts} redundant"] * (p.num_redundant_experts > 0)]
-        parts += [f"batch {e.batch_size}"] * several + [f"attn_dp {p.attn_dp}"] * (p.attn_dp not in (1, p.ep_size))
-        lines.setdefault(", ".join(parts), []).append(r)
-    for members in lines.values():
-        batch = members[0].config.engine.batch_size
-        members += [r for r in one if r.config.engine.batch_size == batch][:1]
-    return lines or {"EP 1": one}
+        parts = [arm_of(r)] * strategies
+        if p.ep_size > 1:
+            parts += [p.dispatcher, p.placement]
+            parts += [f"{p.num_redundant_experts} redundant"] * (p.num_redundant_experts > 0)
+        parts += [f"batch {e.batch_size}"] * sizes + [f"attn_dp {p.attn_dp}"] * (p.attn_dp not in (1, p.ep_size))
+        lines.setdefault(", ".join(parts) or "EP 1", []).append(r)
+    if many is not one:
+        for members in lines.values():
+            members += _begin(members[0], one)
+    return lines
+
+
+def _begin(run: Run, one: Sequence[Run]) -> list[Run]:
+    """Of the runs at EP 1, the one that ``run`` would be there: of its strategy, or of one that builds no scalar at EP 1 either."""
+    e = run.config.engine
+    same = [r for r in one if r.config.engine.batch_size == e.batch_size]
+    alike = [r for r in same if r.config.engine.how.builds(False) == e.how.builds(False) is False]
+    return ([r for r in same if r.config.engine.alloc == e.alloc] or alike)[:1]
 
 
 def ep_traffic(run: Run, *, who: str = "target", title: str = "Rows from rank to rank") -> go.Figure:

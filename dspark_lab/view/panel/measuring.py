@@ -9,6 +9,8 @@ from typing import Any
 from dspark_lab.config import LabConfig
 from dspark_lab.errors import LabError
 from dspark_lab.runs.record import Run
+from dspark_lab.view.panel import reasons
+from dspark_lab.view.panel.board import Board
 from dspark_lab.view.panel.frame import Frame
 from dspark_lab.view.panel.guard import Guard
 from dspark_lab.view.panel.watch import Watch
@@ -78,6 +80,18 @@ class Measuring:
             self._job.stop()
         except Exception as e:  # said too: its processes may still run
             self._guard.show(e)
+
+
+def check_ready(board: Board, axes: dict[str, Any]) -> None:
+    """Raises `LabError` where nothing can be measured with the toggles as they are."""
+    if why := reasons.no_torch():
+        raise LabError(f"{why}.")
+    if not board.arms:
+        raise LabError("no strategy is chosen; tick at least one on the left.")
+    if fault := board.fault():
+        raise fault
+    if not axes:
+        raise LabError("with the other settings only one EP size can be measured; the line under EP size says why.")
 
 
 def _start_sweep(cfg: LabConfig, **options: Any) -> Any:

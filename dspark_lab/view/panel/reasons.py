@@ -12,10 +12,12 @@ from dspark_lab.config import ALLOCS, LabConfig
 from dspark_lab.errors import LabError
 from dspark_lab.view.panel.recordings import matching
 
-WORDS = {"ep_size": "EP", "tp_size": "TP", "batch_size": "batch", "block_size": "γ", "alloc": "", "use_graph": "graphs", "preset": "preset",
+SPREAD = ("dispatcher", "placement", "attn_dp")
+"""How experts and requests are spread over the ranks: of EP above 1."""
+WORDS = {"dispatcher": "dispatcher", "placement": "placement", "attn_dp": "attention DP", "ep_size": "EP", "tp_size": "TP", "batch_size": "batch", "block_size": "γ", "alloc": "", "use_graph": "graphs", "preset": "preset",
          "host_work_us": "host work", "mask_padding": "mask padding"}  # fmt: skip
 NO_TORCH = "no torch: pip install 'dspark-lab[lab]'"
-FACETS = ("tp_size", "ep_size", "batch_size", "block_size")
+FACETS = ("tp_size", "ep_size", "batch_size", "block_size", *SPREAD)
 """Toggles of a live run whose legal values depend on each other, in the order in which they are settled."""
 
 
@@ -42,6 +44,14 @@ def brief(text: str, change: dict[str, Any]) -> str:
         return "graph_slot needs CUDA graphs"
     if "num_token_non_padded None" in text:
         return f"{change.get('alloc', 'none')} leaves the mask without its scalar at EP > 1 (tick Floor)"
+    if "wants all rows on every rank" in text:
+        return "all_reduce has all rows on every rank: attention DP needs another dispatcher"
+    if "wants every expert whole" in text and (name := next(iter(change))) != "ep_size":
+        return (
+            "attention DP goes up to the EP size"
+            if name == "attn_dp"
+            else f"{WORDS[name]} {change[name]} needs as many EP ranks"
+        )
     head = text.split("; ")[0].split(". ")[0].rstrip(".")
     for name, value in change.items():
         head = head.replace(f"{name}={value!r}", f"{WORDS.get(name, name)} {value}".strip())
@@ -67,6 +77,12 @@ def on_record(table: pd.DataFrame, name: str, values: Iterable[Any]) -> list[Cho
         Choice(value=v, reason="" if v in have else f"no recording at {word} {_listed([v])}: {tail}")
         for v in sorted({*values, *have})
     ]
+
+
+def only_one(table: pd.DataFrame, name: str) -> str:
+    """Said of a facet that has one value in all recordings; empty where it has several."""
+    have = sorted(set(table[name]))
+    return f"all recordings have {WORDS[name]} {_listed(have)}" if len(have) == 1 else ""
 
 
 def switch_on_record(table: pd.DataFrame, name: str) -> list[Choice]:
@@ -146,6 +162,8 @@ def not_live(cfg: LabConfig, **change: Any) -> str:
         from dspark_lab.engine.decode import check_runnable
     except ImportError:
         return NO_TORCH
+    if change.get("dispatcher") == "symm_mem" and (cfg.engine.device == "cpu" or gpu_here()):
+        return "symm_mem needs several GPUs of one host"
     try:
         check_runnable(cfg.replace(**change))
     except LabError as e:

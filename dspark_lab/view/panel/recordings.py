@@ -13,8 +13,11 @@ from dspark_lab.errors import LabError
 from dspark_lab.runs import store
 from dspark_lab.runs.plan import is_floor
 
-FACETS = ("preset", "tp_size", "ep_size", "batch_size", "host_work_us", "use_graph", "mask_padding", "block_size")
+FACETS = ("preset", "tp_size", "ep_size", "batch_size", "host_work_us", "use_graph", "mask_padding", "block_size", "dispatcher",
+          "placement", "attn_dp")  # fmt: skip
 """What tells recordings apart, besides `alloc`; the one a person turns wins over the rest."""
+SPREAD = ("ep_size", "dispatcher", "placement", "attn_dp")
+"""What a sweep over EP sizes varies."""
 COLUMNS = ("name", "alloc", "role", "floor", *FACETS, "set", "device", "timed", "recorded_at")
 _FREE = ("alloc", "mask_padding", "max_new_tokens")
 """Toggles in which the arms of one set may differ."""
@@ -88,3 +91,16 @@ def chosen(table: pd.DataFrame, at: dict[str, Any], arms: list[str], *, floor: b
     """Rows of the ``arms`` at these facets and set, the floor where asked for, and what was measured a second time of them."""
     rows = matching(table, at)
     return rows[(rows["alloc"].isin(arms) & ~rows["floor"]) | (rows["floor"] & floor)]
+
+
+def over_ep(table: pd.DataFrame, at: dict[str, Any], arms: list[str], *, floor: bool) -> pd.DataFrame:
+    """Rows of the ``arms`` at every EP size and spread recorded with the other facets of ``at``, each of one set: that of ``at``
+    where it is there. At EP 1 ``none`` comes too: there it stands for all that build no scalar."""
+    rest = {n: v for n, v in at.items() if n in FACETS and n not in SPREAD}
+    rows = matching(table, {**rest, "role": "arm", "timed": True})
+    parts = [rows.iloc[:0]]
+    for values, here in rows.groupby(list(SPREAD), sort=True):
+        sets = sets_at(here, dict(zip(SPREAD, values, strict=True)))
+        wanted = {"set": at["set"] if at["set"] in sets else sets[0]}
+        parts.append(chosen(here, wanted, [*arms, "none"] if values[0] == 1 else arms, floor=floor))
+    return pd.concat(parts)

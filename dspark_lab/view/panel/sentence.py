@@ -10,6 +10,8 @@ from typing import Any
 import pandas as pd
 
 from dspark_lab.view.figures import verdict_text
+from dspark_lab.view.panel.stock import leads_ms
+from dspark_lab.view.panel.tabs.shown import Shown
 from dspark_lab.view.rows import FEW, TOO_FEW, by_arm, is_few
 from dspark_lab.view.theme import joined, signed
 
@@ -38,6 +40,16 @@ class Finding:
             '<div style="line-height:1.4;color:var(--jp-ui-font-color1,#1F2937)" class="dspark-sentence">'
             f'<div style="font-size:15px;font-weight:600">{html.escape(self.headline)}</div>{rest}</div>'
         )
+
+
+def found(shown: Shown, note: str = "") -> Finding:
+    """The sentence for the runs shown; ``note`` goes before what else is known."""
+    if not shown.runs:
+        return Finding(headline=shown.hint)
+    of = finding(shown.table, leads_ms=leads_ms(shown.arms), on_gpu=shown.runs[0].device != "cpu")
+    stopped = "stopped early: what was measured so far" if any(r.status == "stopped" for r in shown.runs) else ""
+    others = " · ".join(x for x in (note, stopped, of.others) if x)
+    return Finding(headline=of.headline, others=others, label=of.label)
 
 
 def finding(table: pd.DataFrame, *, leads_ms: dict[str, float] | None = None, on_gpu: bool = True) -> Finding:

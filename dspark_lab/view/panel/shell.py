@@ -16,10 +16,10 @@ from dspark_lab.view.panel import reasons, snippet
 from dspark_lab.view.panel.board import Board
 from dspark_lab.view.panel.frame import Frame
 from dspark_lab.view.panel.guard import Guard
-from dspark_lab.view.panel.measuring import Measuring
+from dspark_lab.view.panel.measuring import Measuring, check_ready
 from dspark_lab.view.panel.recordings import recordings
-from dspark_lab.view.panel.sentence import Finding, finding
-from dspark_lab.view.panel.stock import Stock, baseline_of, leads_ms
+from dspark_lab.view.panel.sentence import Finding, found
+from dspark_lab.view.panel.stock import Stock, baseline_of
 from dspark_lab.view.panel.tabs.diff import DiffTab
 from dspark_lab.view.panel.tabs.ep import EpTab
 from dspark_lab.view.panel.tabs.export import ExportTab
@@ -77,7 +77,7 @@ class Panel:
         order = [
             TimelineTab(self.guard, self._draw),
             *(plots[n] for n in ("Latency", "Compare", "Waits", "Acceptance")),
-            EpTab(),
+            EpTab(self.guard, lambda: self.stock.over_ep(self.board, live=self.source == "live"), self.run_over_ep),
             TraceFileTab(self.guard, self._say_code),
             DiffTab(self.guard, self._say_code),
             WhatIfTab(self.guard, self._say_code),
@@ -206,21 +206,12 @@ class Panel:
             self._tables[key] = _compared(runs)
         table = self._tables[key]
         self._shown = Shown(runs=tuple(runs), table=table, hint=hint)
-        self._finding = self._found(hint, note)
+        self._finding = found(self._shown, note)
         self.frame.sentence.value = self._finding.html
         self._offer_run()
         self._draw()
         if fault:
             raise fault
-
-    def _found(self, hint: str, note: str) -> Finding:
-        runs = self._shown.runs
-        if not runs:
-            return Finding(headline=hint)
-        found = finding(self._shown.table, leads_ms=leads_ms(self._shown.arms), on_gpu=runs[0].device != "cpu")
-        stopped = "stopped early: what was measured so far" if any(r.status == "stopped" for r in runs) else ""
-        others = " · ".join(x for x in (note, stopped, found.others) if x)
-        return Finding(headline=found.headline, others=others, label=found.label)
 
     def _draw(self) -> None:
         self._tabs[self.tab].draw(self._shown)
@@ -235,47 +226,32 @@ class Panel:
         if script := getattr(tab, "script", ""):
             self.frame.code.value = script
             return
-        runs, arms = self._shown.runs, self.board.arms
-        base = baseline_of(list(runs)) if runs else (arms or ["none"])[0]
-        if self.source == "recorded":
-            self.frame.code.value = snippet.recorded_code(
-                [r.name for r in runs],
-                baseline=base,
-                tab=self.tab,
-                picture=tab.code,
-                arms=snippet.arms_of(runs, self._shown.arms),
-            )
-            return
-        self.frame.code.value = snippet.live_code(
-            self.board.base,
-            changes=self.board.changes(),
-            arms=arms,
-            options=self.board.options,
-            baseline=base,
-            tab=self.tab,
-            picture=tab.code,
-            picked=snippet.ARMS,
-        )
+        self.frame.code.value = snippet.code_of(self.board, self._shown, tab, live=self.source == "live")
 
     # -- measuring ---------------------------------------------------------------------------------------------
 
     def _offer_run(self, *, running: bool | None = None) -> None:
         live = self.source == "live"
         running = self.measuring.running if running is None else running
-        self.frame.offer_run(live=live, running=running, why=reasons.no_torch() if live else "")
+        why = reasons.no_torch() if live else ""
+        self.frame.offer_run(live=live, running=running, why=why)
+        sizes = self.board.over_ep().get("ep_size", ()) if live and self._sound else ()
+        self._tabs["EP"].offer_run(sizes, why=why or ("a job runs" if running else ""))
 
     def run(self) -> None:
         """Starts to measure the chosen arms on this machine; returns at once. Progress shows, Stop answers."""
+        self._start({"alloc": self.board.arms})
+
+    def run_over_ep(self) -> None:
+        """As `run`, at every EP size up to the one chosen, and at least at 1 and 2; the tab EP shows them side by side."""
+        self._start(self.board.over_ep())
+
+    def _start(self, axes: dict[str, Any]) -> None:
         if self.source != "live":
             raise LabError("recorded runs are not measured again; choose This machine to run.")
-        if why := reasons.no_torch():
-            raise LabError(f"{why}.")
         if not self.measuring.running:
-            if not self.board.arms:
-                raise LabError("no strategy is chosen; tick at least one on the left.")
-            if fault := self.board.fault():
-                raise fault
-        self.measuring.start(self.board.config(), alloc=self.board.arms, **self.board.options)
+            check_ready(self.board, axes)
+        self.measuring.start(self.board.config(), **{**self.board.options, **axes})
         self._offer_run(running=True)
         self.measuring.watch()
 
@@ -284,9 +260,12 @@ class Panel:
         self.measuring.stop()
 
     def wait(self, timeout: float | None = None) -> list[Run]:
-        """Waits for the job and returns the runs shown. Raises `LabError` after ``timeout`` seconds, and what broke in strict mode."""
+        """Waits for the job, and for what tabs work on; returns the runs shown. Raises `LabError` after ``timeout`` seconds, and what broke in strict mode."""
         before = len(self.errors)
         self.measuring.wait(timeout)
+        for tab in self._tabs.values():
+            if hasattr(tab, "work"):
+                tab.work.wait(timeout)
         if self.guard.strict and len(self.errors) > before:
             raise self.errors[-1]
         return self.runs

@@ -7,6 +7,9 @@ from typing import Any
 
 from dspark_lab.config import LabConfig
 from dspark_lab.runs.record import Run
+from dspark_lab.view.panel.board import Board
+from dspark_lab.view.panel.stock import baseline_of
+from dspark_lab.view.panel.tabs.shown import Shown
 
 ONLY_ARMS = '[r for r in runs if r.role == "arm"]'
 ARMS = '[r for r in runs if r.role == "arm" and not r.same_path_as]'
@@ -26,6 +29,18 @@ def arms_of(runs: Sequence[Run], arms: Sequence[Run]) -> str:
     if len(runs) == len(arms):
         return "runs"
     return ONLY_ARMS if len(arms) == sum(r.role == "arm" for r in runs) else ARMS
+
+
+def code_of(board: Board, shown: Shown, tab: Any, *, live: bool) -> str:
+    """The lines for what the tab in front shows; it has a ``name``, and may have a line of its own, ``code``."""
+    runs, arms = shown.runs, board.arms
+    base = baseline_of(list(runs)) if runs else (arms or ["none"])[0]
+    if not live:
+        picked = arms_of(runs, shown.arms)
+        return recorded_code([r.name for r in runs], baseline=base, tab=tab.name, picture=tab.code, arms=picked)
+    return live_code(
+        board.asked.base, changes=board.changes(), arms=arms, options=board.options, baseline=base, tab=tab.name, picture=tab.code
+    )  # fmt: skip
 
 
 def recorded_code(names: Sequence[str], *, baseline: str, tab: str, picture: str = "", arms: str = ARMS) -> str:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from dspark_lab.config import LabConfig
 from dspark_lab.runs.record import Run
 from dspark_lab.runs.store import load_run
-from dspark_lab.view.panel import reasons
+from dspark_lab.view.panel import reasons, recordings
 from dspark_lab.view.panel.board import Board
 from dspark_lab.view.panel.turn import TURN
 from dspark_lab.view.rows import FEW, TOO_FEW, arm_of
@@ -57,12 +58,25 @@ class Stock:
         return runs, "" if runs else f"Not measured yet: {', '.join(missing)}. Press Run.", note
 
     def keep(self, runs: Sequence[Run], cfg: LabConfig) -> None:
-        """Keeps what was measured with ``cfg``; it becomes the last one measured."""
-        key = _key(cfg)
+        """Keeps what was measured with ``cfg``, at its EP size or at several; what is of ``cfg`` becomes the last one measured."""
         for r in runs:
-            self._measured.setdefault(key, {})[arm_of(r), r.role] = r
-        if key in self._measured:
+            self._measured.setdefault(_spread_as(_key(cfg), r.config), {})[arm_of(r), r.role] = r
+        if (key := _key(cfg)) in self._measured:
             self._measured[key] = self._measured.pop(key)
+
+    def over_ep(self, board: Board, *, live: bool) -> list[Run]:
+        """Runs at every EP size there is, with the other settings as they are: recordings, or what was measured here."""
+        arms, floor = board.arms, board.floor
+        if not live:
+            return [self._run(n) for n in recordings.over_ep(board.table, board.at, arms, floor=floor)["name"]]
+        cfg = _key(board.config())
+        alike = [runs for key, runs in self._measured.items() if _spread_as(key, cfg) == cfg]
+        runs = [r for have in alike for r in have.values() if r.role == "arm"]
+        return [
+            r
+            for r in runs
+            if _is_floor(r) or r.config.engine.alloc in (arms if r.config.parallel.ep_size > 1 else [*arms, "none"])
+        ]
 
     def warm_up(self, names: Iterable[str], guard: Callable[..., Any], *, busy: Callable[[], bool]) -> None:
         """Reads the recordings not shown yet, one at a time while the kernel is idle, so that toggles answer at once."""
@@ -126,6 +140,11 @@ def _is_floor(run: Run) -> bool:
 def _key(cfg: LabConfig) -> LabConfig:
     """What a set of arms shares: the config without its strategy."""
     return cfg.replace(alloc="on_demand")
+
+
+def _spread_as(cfg: LabConfig, other: LabConfig) -> LabConfig:
+    """``cfg`` with experts and requests spread over ranks as in ``other``."""
+    return replace(cfg, parallel=other.parallel)
 
 
 def _differs(a: LabConfig, b: LabConfig) -> str:

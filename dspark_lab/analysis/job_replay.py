@@ -15,6 +15,7 @@ from dspark_lab.analysis.edits import DROPS, Edit
 from dspark_lab.analysis.rank_replay import RankReplay
 from dspark_lab.errors import LabError, unknown
 from dspark_lab.trace import Trace, TraceSet
+from dspark_lab.trace.progress import tell
 from dspark_lab.trace.summary import SKIPPED_STEPS
 
 _ON_HOST = re.compile(r"(?:gloo|mpi):")
@@ -134,6 +135,7 @@ class JobReplay:
         raise LabError(f"{what}={pattern!r} matches nothing in the trace; there are, for one: {there}.")
 
     def run(self, edit: Edit) -> Outcome:
+        tell("replaying", 1.0)
         plain = Edit()
         going = {
             r: one.replay(edit if edit.ranks is None or r in edit.ranks else plain) for r, one in self.ranks.items()

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from dspark_lab.trace.arrow import load
 from dspark_lab.trace.events import EventTable
+from dspark_lab.trace.progress import tell
 
 #: From this many bytes on disk on, beyond the largest file, another process is worth its start.
 WORTH_BYTES = 6_000_000
@@ -126,7 +127,9 @@ class _Helper:
 
     def join(self) -> None:
         """Waits for what it was given."""
-        self._thread.join()
+        while self._thread.is_alive():
+            tell("reading in other processes", 1.0)
+            self._thread.join(0.2)
 
     def end(self) -> None:
         """Ends the process."""

@@ -13,6 +13,7 @@ from typing import Any
 
 from dspark_lab.errors import LabError
 from dspark_lab.trace.decode import BETWEEN, ReadLog, decode_run, loads_header, mend
+from dspark_lab.trace.progress import tell
 
 CHUNK_BYTES = 1 << 20
 #: Compressed bytes taken at a time: what they give stays in memory, a thousandfold at worst.
@@ -69,6 +70,10 @@ class _Gunzip:
 
     def __exit__(self, *_: object) -> None:
         self._file.close()
+
+    def tell(self) -> int:
+        """Compressed bytes taken so far."""
+        return self._file.tell()
 
     def read(self, size: int) -> bytes:
         """At least ``size`` bytes where there are as many; b"" at the end."""
@@ -146,12 +151,13 @@ class TraceFile:
         self.path = path
         self.header: dict[str, Any] = {}
         self.log = ReadLog()
-        self._chunk_bytes = chunk_bytes
+        self._chunk_bytes, self._num_bytes = chunk_bytes, 1
         self._stream: Any = io.BytesIO()
 
     def runs(self) -> Iterator[tuple[bytes, int]]:
         """(text, byte offset) of runs of events with commas between; each about a MB."""
         with open_bytes(self.path) as self._stream:
+            self._num_bytes = max(self.path.stat().st_size, 1)
             rest, offset = self._start()
             while True:
                 more = self._more()
@@ -178,6 +184,7 @@ class TraceFile:
         return events
 
     def _more(self) -> bytes:
+        tell(f"reading {self.path.name}", self._stream.tell() / self._num_bytes)
         try:
             got = self._stream.read(self._chunk_bytes)
         except OSError as err:

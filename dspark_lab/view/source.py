@@ -7,6 +7,7 @@ from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 from dspark_lab.errors import LabError
@@ -15,6 +16,7 @@ from dspark_lab.runs.record import Run
 KEEP = 12
 """Traces kept in memory; the one unused longest goes first."""
 _opened: OrderedDict[tuple[Any, ...], Any] = OrderedDict()
+_lock = Lock()
 
 
 def open_cached(what: Run | Path | str, *, whole: bool = False) -> Any:
@@ -24,13 +26,16 @@ def open_cached(what: Run | Path | str, *, whole: bool = False) -> Any:
     what = one_capture(what) if isinstance(what, Run) and not whole else what
     paths = list(what.trace_paths) if isinstance(what, Run) else [Path(what)]
     key = tuple((str(p), p.stat().st_mtime_ns, p.stat().st_size) if p.exists() else (str(p), 0, 0) for p in paths)
-    if key in _opened and not any(p.is_dir() for p in paths):
-        _opened.move_to_end(key)
-        return _opened[key]
-    _opened[key] = open_trace(what)
-    while len(_opened) > KEEP:
-        _opened.popitem(last=False)
-    return _opened[key]
+    with _lock:
+        if key in _opened and not any(p.is_dir() for p in paths):
+            _opened.move_to_end(key)
+            return _opened[key]
+    opened = open_trace(what)
+    with _lock:
+        _opened[key] = opened
+        while len(_opened) > KEEP:
+            _opened.popitem(last=False)
+    return opened
 
 
 def one_capture(run: Run) -> Run:

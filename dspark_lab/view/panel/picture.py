@@ -46,15 +46,16 @@ class Stage:
 
     def __init__(self) -> None:
         self.figure: Any = None
-        self._key: Any = None
+        self.key: Any = None
+        """What `show` was given last."""
         self.widget = W.Box(layout=W.Layout(width="100%", overflow="hidden", margin="0"))
 
     def show(self, key: Any, make: Callable[[], Any]) -> None:
         """Shows what ``make`` gives, unless it is that of ``key`` already."""
-        if key == self._key:
+        if key == self.key:
             return
         self.figure = make()
-        self._key = key
+        self.key = key
         self.figure.widget.layout.width = "100%"
         self.widget.children = (self.figure.widget,)
 

@@ -235,7 +235,7 @@ def test_trace_file(recorded_panel: Panel, tmp_path: Path) -> None:
     with pytest.raises(LabError, match=r"notes\.json"):
         tab.choice.value = str(tmp_path / "notes.json")
     assert p.figure is drawn
-    tab.choice.value = tab.choice.box.options[0]  # an arm shown
+    tab.choice.value = tab.choice.options[0]  # an arm shown
     assert p.figure is not drawn
     assert "lab.load_run('rec-tp1-none')" in p.code
 

@@ -94,6 +94,19 @@ def test_what_is_refused_is_said_and_shows_as_it_is(shown: Panel, choose: Callab
     assert len(shown.errors) == 1
 
 
+def test_what_is_being_typed_is_not_wiped(shown: Panel, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A message to the line where a path is typed, of whatever kind, puts its last value back."""
+    sent: list[Any] = []
+    for name in ("Trace file", "Diff", "What-if", "Export"):
+        tab: Any = shown._tabs[name]
+        for choice in [tab.before, tab.after] if name == "Diff" else [tab.choice]:
+            monkeypatch.setattr(choice.box.comm, "publish_msg", lambda *a, **k: sent.append(k))
+        told(shown.frame.tabs, selected_index=list(shown._tabs).index(name))
+    told(shown.toggles["ep_size"].control, index=place(shown.toggles["ep_size"].control, "2"))
+    assert shown.tab == "Export"
+    assert sent == []
+
+
 def test_the_last_strategy_can_be_unticked(shown: Panel) -> None:
     shown.source = "live"
     alloc = shown.toggles["alloc"]

@@ -9,9 +9,11 @@ import ipywidgets as W
 
 from dspark_lab.view import figures
 from dspark_lab.view.browse.canvas import Browse
+from dspark_lab.view.panel.guard import Guard
 from dspark_lab.view.panel.picture import Picture, Stage
 from dspark_lab.view.panel.tabs.choice import TraceChoice
 from dspark_lab.view.panel.tabs.shown import Shown
+from dspark_lab.view.panel.work import Work
 from dspark_lab.view.theme import message
 
 ASKED = "Choose two traces of the same thing, before and after: arms shown on the left, or files."
@@ -22,8 +24,9 @@ class DiffTab:
 
     name = "Diff"
 
-    def __init__(self, guard: Callable[[Callable[..., Any]], Callable[..., Any]], changed: Callable[[], Any]) -> None:
+    def __init__(self, guard: Guard, changed: Callable[[], Any]) -> None:
         self._own = False
+        self.work = Work(guard)
         self.before = TraceChoice("Before", guard, lambda: None if self._own else self._typed())
         self.after = TraceChoice("After", guard, lambda: None if self._own else self._typed())
         self.compare = W.Button(description="Compare", layout=W.Layout(width="90px"))
@@ -38,7 +41,7 @@ class DiffTab:
         head = W.HBox(
             [W.VBox([self.before.widget, self.after.widget]), self.compare], layout=W.Layout(align_items="center")
         )
-        self.widget = W.VBox([head, self.text, self.picture.widget, self.fold])
+        self.widget = W.VBox([head, self.work.widget, self.text, self.picture.widget, self.fold])
 
     @property
     def figure(self) -> Any:
@@ -57,29 +60,47 @@ class DiffTab:
             self.load()
 
     def load(self) -> None:
-        """Compares what is chosen; raises `LabError` where a side is no trace. What was shown stays then."""
+        """Compares what is chosen, large files in a thread; raises `LabError` where a side is no trace. What was shown stays then."""
         from dspark_lab.analysis.diff import diff
 
         key = (self.before.state, self.after.state)
         if key == self._key:
+            self.work.leave(unless=("both", key))
             return
-        found = diff(self.before.open(), self.after.open())
+        before, after = self.before.opener(), self.after.opener()
         title = f"{self.after.title} against {self.before.title}"
-        figure = figures.causes(found, title=title)
-        self.diff, self._key = found, key
+        code = f"import dspark_lab as lab\nfound = lab.diff({self.before.code}, {self.after.code})\nprint(found.sentence)\nfigure = lab.plot.causes(found, title={title!r})"
+
+        def compare() -> tuple[Any, Any]:
+            found = diff(before(), after())
+            return found, figures.causes(found, title=title)
+
+        self.work.run(key, compare, lambda made: self._show(key, code, *made), num_bytes=self._num_bytes)
+
+    def _show(self, key: tuple[Any, ...], code: str, found: Any, figure: Any) -> None:
+        self.diff, self._key, self._made = found, key, code
         self.text.value = found.sentence
         self.picture.show(figure)
-        self._made = f"import dspark_lab as lab\nfound = lab.diff({self.before.code}, {self.after.code})\nprint(found.sentence)\nfigure = lab.plot.causes(found, title={title!r})"
         self._both()
         self._changed()
 
+    @property
+    def _num_bytes(self) -> int:
+        return self.before.num_bytes + self.after.num_bytes
+
     def _both(self) -> None:
         """The two timelines, made when they are asked for."""
-        if self.fold.selected_index is None or self.diff is None:
+        if self.fold.selected_index is None or self.diff is None or self.stage.key == self._key:
             return
         names = [f"before: {self.before.title}", f"after: {self.after.title}"]
-        opened = dict(zip(names, (self.before.open(), self.after.open()), strict=True))
-        self.stage.show(self._key, lambda: Browse(opened))
+        openers, key = (self.before.opener(), self.after.opener()), self._key
+
+        def made() -> Browse:
+            return Browse({name: opened() for name, opened in zip(names, openers, strict=True)})
+
+        self.work.run(
+            ("both", key), made, lambda browse: self.stage.show(key, lambda: browse), num_bytes=self._num_bytes
+        )
 
     def draw(self, shown: Shown) -> None:
         runs = shown.captured
@@ -89,12 +110,13 @@ class DiffTab:
             for choice in (self.before, self.after):
                 choice.offer(runs)
             if mine and len(runs) > 1:
-                self._pick(list(self.before.box.options))
+                self._pick(self.before.options)
         finally:
             self._own = False
         if mine and len(runs) > 1:
             self.load()
         elif mine or self.picture.figure is None:
+            self.work.leave()
             self.text.value, self._key = "", ()
             self.picture.show(message(self.name, ASKED if len(runs) > 1 or not mine else f"{ASKED} {_few(shown)}"))
 

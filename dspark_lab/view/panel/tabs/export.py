@@ -60,7 +60,7 @@ class ExportTab:
         self.write.tooltip = "" if self._runs else "no runs are shown; choose some or press Run"
         self.choice.offer(shown.captured)
         if not self.choice.value and shown.captured:
-            self.choice.value = self.choice.box.options[0]
+            self.choice.value = self.choice.options[0]
 
     def export(self) -> Path:
         """Writes the runs shown; raises `LabError` where the folder cannot be written."""
@@ -76,6 +76,6 @@ class ExportTab:
         """Writes the trace chosen; raises `LabError` where it is none or the file cannot be written."""
         from dspark_lab.export.perfetto import to_perfetto
 
-        made = to_perfetto(self.choice.open(), self.file.value)
+        made = to_perfetto(self.choice.opener()(), self.file.value)
         self.written.value = f"Wrote <code>{html.escape(str(made.path))}</code>, {made.path.stat().st_size / 1e6:,.1f} MB. Open it at ui.perfetto.dev."
         return made.path

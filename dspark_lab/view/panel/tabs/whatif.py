@@ -9,11 +9,13 @@ from typing import Any
 import ipywidgets as W
 
 from dspark_lab.view import figures, tables
+from dspark_lab.view.panel.guard import Guard
 from dspark_lab.view.panel.picture import Picture
 from dspark_lab.view.panel.select import Select
 from dspark_lab.view.panel.tabs.choice import TraceChoice
 from dspark_lab.view.panel.tabs.shown import Shown
 from dspark_lab.view.panel.tabs.timeline import slim
+from dspark_lab.view.panel.work import Work
 from dspark_lab.view.theme import message
 
 ASKED = "Choose a trace with steps on a device; it is replayed without its waits, and with single edits."
@@ -31,8 +33,9 @@ class WhatIfTab:
 
     name = "What-if"
 
-    def __init__(self, guard: Callable[[Callable[..., Any]], Callable[..., Any]], changed: Callable[[], Any]) -> None:
+    def __init__(self, guard: Guard, changed: Callable[[], Any]) -> None:
         self._own = False
+        self.work = Work(guard)
         self.choice = TraceChoice("Trace", guard, lambda: None if self._own else self.load())
         self.replay = W.Button(description="Replay", layout=W.Layout(width="80px"))
         self.drop = Select(
@@ -59,7 +62,7 @@ class WhatIfTab:
             W.HBox([self.choice.widget, self.replay]),
             W.HBox([self.drop, self.kernel, self.host], layout=W.Layout(flex_flow="row wrap")),
         ]
-        self.widget = W.VBox([*rows, self.said, self.picture.widget, self.waits])
+        self.widget = W.VBox([*rows, self.work.widget, self.said, self.picture.widget, self.waits])
 
     @property
     def figure(self) -> Any:
@@ -73,15 +76,25 @@ class WhatIfTab:
         self.picture.fill(width)
 
     def load(self) -> None:
-        """Replays what is chosen, and tries single edits; raises `LabError` where it cannot be replayed. What was shown stays then."""
+        """Replays what is chosen, a large file in a thread, and tries single edits; raises `LabError` where it cannot be replayed. What was shown stays then."""
         from dspark_lab.analysis.whatif import whatif
 
         if (state := self.choice.state) == self._state:
+            if self.work.key and self.work.key[0] != state:  # another trace
+                self.work.leave()
             return
-        best = whatif(self.choice.open(), drop="none")
+        opened, title = self.choice.opener(), f"{self.choice.title}: what single edits would gain"
+
+        def replay() -> tuple[Any, Any]:
+            best = whatif(opened(), drop="none")
+            return best, figures.edits(best, title=title)
+
+        self.work.run(state, replay, lambda made: self._show(state, *made), num_bytes=self.choice.num_bytes)
+
+    def _show(self, state: tuple[Any, ...], best: Any, figure: Any) -> None:
         self.best, self._state = best, state
         self._offer(best)
-        self.picture.show(figures.edits(best, title=f"{self.choice.title}: what single edits would gain"))
+        self.picture.show(figure)
         self.edit()
 
     def edit(self) -> None:
@@ -91,12 +104,18 @@ class WhatIfTab:
         if self._state != self.choice.state:
             self.load()
             return
-        asked = self._asked()
-        self.predicted = whatif(self.choice.open(), num_edits=0, **asked)
-        self.said.value = _said(self.predicted)
-        self.waits.value = tables.replayed_html(self.predicted.waits)
+        asked, opened = self._asked(), self.choice.opener()
         named = "".join(f", {k}={v!r}" for k, v in asked.items())
-        self._made = f"import dspark_lab as lab\npredicted = lab.whatif({self.choice.code}{named})\nprint(predicted.sentence)\nfigure = lab.plot.edits(predicted)"
+        code = f"import dspark_lab as lab\npredicted = lab.whatif({self.choice.code}{named})\nprint(predicted.sentence)\nfigure = lab.plot.edits(predicted)"
+        self.work.run(
+            (self._state, named), lambda: whatif(opened(), num_edits=0, **asked), lambda made: self._say(code, made),
+            num_bytes=self.choice.num_bytes,
+        )  # fmt: skip
+
+    def _say(self, code: str, predicted: Any) -> None:
+        self.predicted, self._made = predicted, code
+        self.said.value = _said(predicted)
+        self.waits.value = tables.replayed_html(predicted.waits)
         self._changed()
 
     def _asked(self) -> dict[str, Any]:
@@ -123,7 +142,7 @@ class WhatIfTab:
         self._own = True
         try:
             self.choice.offer(runs)
-            options = list(self.choice.box.options)
+            options = self.choice.options
             if mine and runs and self.choice.value not in options:
                 self.choice.value = next((o for o in options if o.startswith("blocking")), options[0])
         finally:
@@ -131,6 +150,7 @@ class WhatIfTab:
         if mine and runs:
             self.load()
         elif mine or self.picture.figure is None:
+            self.work.leave()
             self.said.value, self.waits.value, self._state = "", "", ()
             self.picture.show(message(self.name, f"{ASKED} {shown.no_capture}"))
 

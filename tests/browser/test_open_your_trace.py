@@ -131,6 +131,7 @@ def test_panel_on_traces(jupyter: str, page: Page, asked_outside: list[str], sho
     timeline = panel.box.locator(".dspark-timeline:visible")
     expect(timeline).to_contain_text("trace_blocking", timeout=60_000)
     settled(page, timeline)
+    idle_again(page)  # the notebook's last cell wants no red line
     path.fill("/nowhere/absent.json")
     path.press("Enter")
     expect(panel.red).to_contain_text("no trace at /nowhere/absent.json", timeout=60_000)

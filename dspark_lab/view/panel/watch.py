@@ -1,8 +1,8 @@
-"""Watches a job from the kernel without holding it: on its event loop where one runs, else from a thread."""
+"""Watches a job from the kernel without holding it, from a thread."""
 
 from __future__ import annotations
 
-import asyncio
+import contextvars
 import threading
 import time
 from collections.abc import Callable
@@ -32,14 +32,11 @@ class Watch:
     ) -> None:  # fmt: skip
         self.job, self.every_s, self.done = job, every_s, False
         self._tick, self._end, self._broken = tick, end, broken
-        self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        """Begins to look; returns at once."""
-        try:
-            self._task = asyncio.get_running_loop().create_task(self._on_loop())
-        except RuntimeError:
-            threading.Thread(target=self._in_thread, name="dspark-lab-watch", daemon=True).start()
+        """Begins to look; returns at once. In a thread: the event loop that hears the widgets may end with the page."""
+        context = contextvars.copy_context()  # whose cell or click it is
+        threading.Thread(target=context.run, args=(self._in_thread,), name="dspark-lab-watch", daemon=True).start()
 
     def look(self) -> bool:
         """One poll; True once the job has ended and `end` was called."""
@@ -65,10 +62,6 @@ class Watch:
                 return False
             time.sleep(min(self.every_s, 0.05))
         return True
-
-    async def _on_loop(self) -> None:
-        while not self.look():
-            await asyncio.sleep(self.every_s)
 
     def _in_thread(self) -> None:
         while not self.look():

@@ -12,7 +12,7 @@ from dspark_lab.config import LabConfig
 from dspark_lab.errors import LabError, nearest
 from dspark_lab.runs.record import Run, read_run
 
-_TAIL = re.compile(r"(.+?)-ep\d+(?:-tp\d+)?-bs\d+")
+_TAIL = re.compile(r"(.+?)-ep\d+(?:-.+?)?-bs\d+")
 
 
 def data_dir() -> Path:

@@ -58,6 +58,10 @@ class DecoderConfig:
         return {i for i in self.mlp_only_layers if 0 <= i < self.num_hidden_layers}
 
 
+ONE_BY_ONE = ("eagle3", "lookup")
+"""Kinds of drafters that see the anchor alone: they have neither mask tokens nor DSpark's heads, whatever the config says of them."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class DrafterConfig:
     """What a DSpark drafter has beside its decoder layers (names of DeepSpec's ``config.json``)."""
@@ -79,8 +83,13 @@ class DrafterConfig:
 
     @property
     def query_len(self) -> int:
-        """Rows of a draft block: γ, or γ + 1 where the anchor's row predicts nothing."""
-        return self.block_size + (not self.sample_from_anchor)
+        """Rows of a draft block: γ, or γ + 1 where the anchor's row predicts nothing; 1 where one token follows another."""
+        return 1 if self.drafter_kind in ONE_BY_ONE else self.block_size + (not self.sample_from_anchor)
+
+    @property
+    def has_confidence(self) -> bool:
+        """Whether it says how sure it is of a draft."""
+        return self.enable_confidence_head and self.drafter_kind not in ONE_BY_ONE
 
     def __post_init__(self) -> None:
         _freeze_lists(self)

@@ -206,8 +206,11 @@ def _verification(cfg: LabConfig) -> None:
             f"confidence_threshold={e.confidence_threshold} is not read with verify='static', which verifies whole blocks; "
             "choose verify='threshold'."
         )
-    if e.verify == "threshold" and not d.enable_confidence_head:
-        raise LabError("verify='threshold' needs a confidence head and this drafter has none; choose verify='static'.")
+    if e.verify == "threshold" and not d.has_confidence:
+        raise LabError(
+            f"verify='threshold' needs a confidence head and this drafter, of kind {d.drafter_kind!r}, has none; choose "
+            "verify='static'."
+        )
     sim = e.simulated_accept_length
     if sim is not None and not 1.0 <= sim <= d.block_size + 1:
         raise LabError(
@@ -234,6 +237,15 @@ def _drafter(cfg: LabConfig) -> None:
     if (d.markov_head == "none") != (d.markov_rank == 0):
         raise LabError(
             f"markov_head={d.markov_head!r} and markov_rank={d.markov_rank} contradict: rank 0 goes with 'none'."
+        )
+    if d.drafter_kind == "eagle3" and m.draft.num_hidden_layers != 1:
+        raise LabError(
+            f"drafter_kind='eagle3' has one layer and draft_num_hidden_layers={m.draft.num_hidden_layers}; set it to 1."
+        )
+    if m.weights == "bigram" and d.drafter_kind == "eagle3":
+        raise LabError(
+            "weights='bigram' are made for drafters with a Markov head, and drafter_kind='eagle3' has none; choose "
+            "weights='random' or a checkpoint."
         )
     if m.weights == "checkpoint" and not (m.target_path and m.drafter_path):
         raise LabError(

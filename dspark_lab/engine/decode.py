@@ -25,7 +25,7 @@ from dspark_lab.engine.rounds import Rounds
 from dspark_lab.ep.groups import ParallelGroups
 from dspark_lab.errors import LabError
 from dspark_lab.models.decoder import Target
-from dspark_lab.models.drafter import Drafter
+from dspark_lab.models.kinds import AnyDrafter
 from dspark_lab.plan.memory import plan_memory
 from dspark_lab.plan.padding import bucket_for, chunk_ranks, slots_of, usable_buckets
 
@@ -58,12 +58,7 @@ class _Flight:
 
 def check_runnable(cfg: LabConfig) -> None:
     """Raises `LabError` for what a config may say (a recording may have it) and this version does not run live."""
-    p, d = cfg.parallel, cfg.model.drafter
-    if d.drafter_kind in ("eagle3", "lookup") or not d.sample_from_anchor:
-        raise LabError(
-            f"drafter_kind={d.drafter_kind!r} with sample_from_anchor={d.sample_from_anchor} is trained by this version and "
-            "not run by its decode loop; choose a drafter of kind 'dspark', or speculate=False."
-        )
+    p = cfg.parallel
     if p.moe_dp > 1:
         raise LabError(
             f"moe_dp={p.moe_dp} is not run live by this version; it can be looked at in recordings. Set it back to run here."
@@ -90,7 +85,7 @@ class DecodeEngine:
         self,
         cfg: LabConfig,
         target: Target,
-        drafter: Drafter,
+        drafter: AnyDrafter,
         device: torch.device,
         *,
         buckets: Sequence[int] | None = None,
@@ -217,8 +212,8 @@ class DecodeEngine:
         if not num_slots:
             raise LabError("no request is active; join() one first.")
         b, max_keys = bucket_for(num_slots, self.buckets), self._max_keys()
-        self.num_real_rows += bs * (2 * self.gamma + 1)
-        self.num_padded_rows += b * (2 * self.gamma + 1)
+        self.num_real_rows += bs * self.rounds.rows_a_request
+        self.num_padded_rows += b * self.rounds.rows_a_request
         self._draft(bs, b, max_keys=max_keys, num_slots=num_slots)
         with phase("dspark::verify"):
             if self.graphs is not None:
@@ -238,13 +233,13 @@ class DecodeEngine:
             self._host_work()
             return
         with phase("dspark::draft"):
-            scalar = self.rounds.proposer.scalar.make(bs * self.gamma)
+            scalar = self.rounds.proposer.scalar.make(bs * self.rounds.query_len)
             self._host_work()
             if self.graphs is not None:
                 self.graphs.draft(bs, scalar, num_slots=num_slots)
                 return
             if self.cfg.engine.how.transfer == "graph_slot":  # its graphs are set aside, to count expert load
-                scalar = self._persistent_scalar(bs * self.gamma)
+                scalar = self._persistent_scalar(bs * self.rounds.query_len)
             self.rounds.draft(b, max_keys=max_keys, num_requests=bs, num_token_non_padded=scalar)
 
     def _agree_on_slots(self, bs: int) -> int:

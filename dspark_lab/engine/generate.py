@@ -13,7 +13,7 @@ from dspark_lab.engine.request import Request, check_limit, check_prompt, check_
 from dspark_lab.ep.groups import ParallelGroups, process_groups
 from dspark_lab.models.batch import ForwardBatch, ForwardMode
 from dspark_lab.models.decoder import Target
-from dspark_lab.models.drafter import Drafter
+from dspark_lab.models.kinds import AnyDrafter
 from dspark_lab.models.weights import build
 
 
@@ -35,7 +35,7 @@ def generate(
     prompts: list[list[int]],
     *,
     max_new_tokens: int | None = None,
-    models: tuple[Target, Drafter] | None = None,
+    models: tuple[Target, AnyDrafter] | None = None,
     groups: ParallelGroups | None = None,
 ) -> list[Generated]:
     """Continues each prompt by speculative decoding, greedily and losslessly; batches of ``batch_size``, ragged prompts allowed.

@@ -66,5 +66,5 @@ class Prefill:
         batch.validate(self.cfg.parallel, mask_padding=self.cfg.engine.mask_padding)
         out = r.target.forward(batch, r.target_cache, capture_layers=r.context_layers)
         if real and r.gamma:
-            r.drafter.write_context(out.aux[:real], slots.expand(real), positions[:real], r.draft_cache)
+            r.drafter.write_context(out.aux[:real], slots.expand(real), positions[:real], r.draft_cache, ids[:real])
         return out.hidden

@@ -9,20 +9,20 @@ from dspark_kernels.rounds import Rows
 from dspark_lab.config import LabConfig
 from dspark_lab.engine.alloc import ScalarSource
 from dspark_lab.models.batch import ForwardBatch, ForwardMode
-from dspark_lab.models.drafter import Drafter
+from dspark_lab.models.kinds import AnyDrafter
 from dspark_lab.models.kvcache import KVCache
 from dspark_lab.spec.accept import proposal_lengths
 
 
 class DraftBlockProposer:
-    """Builds the draft batch as SGLang's does (bs·γ tokens, mode TARGET_VERIFY) and runs the drafter on it."""
+    """Builds the draft batch as SGLang's does (bs·γ tokens with DSpark, mode TARGET_VERIFY) and runs the drafter on it."""
 
-    def __init__(self, cfg: LabConfig, drafter: Drafter, cache: KVCache, device: torch.device) -> None:
+    def __init__(self, cfg: LabConfig, drafter: AnyDrafter, cache: KVCache, device: torch.device) -> None:
         self.cfg = cfg
         self.drafter = drafter
         self.cache = cache
         self.scalar = ScalarSource(cfg.engine.how, cfg.parallel, device)
-        self.gamma = cfg.model.drafter.block_size
+        self.gamma, self.query_len = cfg.model.drafter.block_size, cfg.model.drafter.query_len
         self._device = device
 
     def build_batch(
@@ -40,7 +40,7 @@ class DraftBlockProposer:
         batch = ForwardBatch(
             forward_mode=ForwardMode.TARGET_VERIFY if num_requests else ForwardMode.IDLE,
             batch_size=rows.req_slots.shape[0],
-            num_tokens_per_req=self.gamma,
+            num_tokens_per_req=self.query_len,
             input_ids=rows.input_ids,
             positions=rows.positions,
             req_slots=rows.req_slots,
@@ -48,7 +48,7 @@ class DraftBlockProposer:
             key_limits=rows.key_limits,
             max_keys=max_keys,
             num_token_non_padded=num_token_non_padded,
-            num_token_non_padded_cpu=num_requests * self.gamma,
+            num_token_non_padded_cpu=num_requests * self.query_len,
         )
         batch.validate(self.cfg.parallel, mask_padding=self.cfg.engine.mask_padding)
         return batch
@@ -56,7 +56,8 @@ class DraftBlockProposer:
     def propose(self, batch: ForwardBatch, anchors: Tensor) -> tuple[Tensor, Tensor]:
         """Draft tokens [B, γ] and how many of them to verify [B], both int64. Without a threshold nobody reads confidence."""
         threshold = self.cfg.engine.confidence_threshold
-        hidden = self.drafter.forward(batch, self.cache)
-        proposal = self.drafter.propose(hidden, anchors, with_confidence=threshold > 0.0)
+        proposal = self.drafter.draft(batch, self.cache, anchors, with_confidence=threshold > 0.0)
+        if proposal.lengths is not None:
+            return proposal.draft_tokens, proposal.lengths
         b = anchors.shape[0]
         return proposal.draft_tokens, proposal_lengths(proposal.confidence, threshold, b, self.gamma, self._device)

@@ -32,7 +32,7 @@ class RoundGraphs:
         self._predicate = cfg.needs_scalar
         self._writes_slot = cfg.engine.how.transfer == "graph_slot"
         self._slots_hold: dict[str, int] = {}
-        self.drafts = self._runner("draft", rounds.draft, rounds.gamma, checks) if rounds.gamma else None
+        self.drafts = self._runner("draft", rounds.draft, rounds.query_len, checks) if rounds.gamma else None
         self.verifies = self._runner("verify", rounds.verify, rounds.width, checks)
         self.capture()
 

@@ -14,7 +14,7 @@ from dspark_lab.engine.propose import DraftBlockProposer
 from dspark_lab.engine.state import BatchState
 from dspark_lab.models.batch import ForwardBatch, ForwardMode
 from dspark_lab.models.decoder import Target
-from dspark_lab.models.drafter import Drafter
+from dspark_lab.models.kinds import AnyDrafter
 from dspark_lab.spec.accept import simulated_accepts
 
 SIMULATED_STEPS = 4096
@@ -28,7 +28,7 @@ class Rounds:
         self,
         cfg: LabConfig,
         target: Target,
-        drafter: Drafter,
+        drafter: AnyDrafter,
         device: torch.device,
         max_rows: int,
         *,
@@ -39,6 +39,8 @@ class Rounds:
         self.cfg, self.target, self.drafter, self.device = cfg, target, drafter, device
         self.gamma = cfg.gamma
         self.width = self.gamma + 1
+        self.query_len = cfg.model.drafter.query_len
+        """Rows of a request in a forward of the drafter."""
         slots = cfg.engine.batch_size if num_slots is None else num_slots
         self.target_cache = target.new_cache(slots, cfg.model.context_len)
         self.draft_cache = drafter.new_cache(slots, cfg.model.context_len)
@@ -58,6 +60,12 @@ class Rounds:
         self.num_rounds = torch.zeros(1, dtype=torch.int64, device=device)
         """Rounds so far: which simulated accept lengths are next."""
         self._simulated = self._draw_simulated(max_rows, replica)
+
+    @property
+    def rows_a_request(self) -> int:
+        """Rows that target and drafter compute for a request in a round."""
+        drafted = self.gamma if self.query_len == 1 else self.query_len
+        return self.width + (drafted if self.gamma else 0)
 
     def draft(self, b: int, *, max_keys: int, num_requests: int, num_token_non_padded: Tensor | None) -> None:
         """γ draft tokens for the first ``b`` rows into `drafts` and `lengths`."""
@@ -94,14 +102,14 @@ class Rounds:
         )
         if self.gamma:
             # Context for the anchor and the kept drafts; rejected rows go to the dummy slot. Target K/V are cut by length.
-            self.drafter.write_context(out.aux, context_slots, batch.positions, self.draft_cache)
+            self.drafter.write_context(out.aux, context_slots, batch.positions, self.draft_cache, batch.input_ids)
         if self._overflows:
             self.results[:b, :-1].copy_(self.packed[:b])
             self.results[:b, -1:].copy_(torch.cat(self._overflows).sum())
 
     def draft_rows(self, b: int) -> Rows:
-        """Anchor and γ − 1 mask tokens of the first ``b`` requests."""
-        return self._rows(b, None, self.gamma)
+        """Anchor and the mask tokens behind it of the first ``b`` requests."""
+        return self._rows(b, None, self.query_len)
 
     def build_verify_batch(
         self, b: int, *, max_keys: int, num_requests: int, num_token_non_padded: Tensor | None
@@ -146,7 +154,7 @@ class Rounds:
         return drawn[:, replica::num_replicas].contiguous().to(self.device)
 
 
-def _overflows(target: Target, drafter: Drafter) -> list[Tensor]:
+def _overflows(target: Target, drafter: AnyDrafter) -> list[Tensor]:
     """Counters of the dispatchers that can lose rows."""
     layers = [*target.model.moe_layers, *drafter.moe_layers]
     counters = [getattr(layer.dispatcher, "overflow", None) for layer in layers]

@@ -33,6 +33,8 @@ class Proposal:
     fused walk ran, which stores none."""
     confidence: Tensor | None
     """[B, γ] float32 within 0 to 1, not cumulative; None without a confidence head, or where nobody asked."""
+    lengths: Tensor | None = None
+    """[B] int64 where a drafter itself has fewer than γ; None: all are drafted."""
 
 
 class Drafter(Decoder):
@@ -63,8 +65,13 @@ class Drafter(Decoder):
             ConfidenceHead(draft.hidden_size, extra, **factory) if drafter.enable_confidence_head else None
         )
 
-    def write_context(self, aux: Tensor, slots: Tensor, positions: Tensor, cache: KVCache) -> None:
-        """Stores the context K/V of committed rows: ``aux`` [T, n·H] of the target, ``slots`` and ``positions`` [T]."""
+    def write_context(
+        self, aux: Tensor, slots: Tensor, positions: Tensor, cache: KVCache, tokens: Tensor | None = None
+    ) -> None:
+        """Stores the context K/V of committed rows: ``aux`` [T, n·H] of the target, ``slots`` and ``positions`` [T].
+
+        ``tokens`` [T] are for other kinds of drafters; this one reads hidden states alone.
+        """
         if fused.suits(aux) and all(layer.self_attn.qkv_weight is not None for layer in self.decoder_layers):
             fused.write_context(self, aux, slots, positions, cache)
             return

@@ -68,12 +68,15 @@ class EagleDrafter(Decoder):
         embedded = self.embed_tokens(tokens)
         return torch.cat((self.layer.input_layernorm(embedded), self.layer.hidden_norm(feature)), dim=-1)
 
-    def write_context(self, aux: Tensor, slots: Tensor, positions: Tensor, cache: KVCache, tokens: Tensor) -> None:
+    def write_context(
+        self, aux: Tensor, slots: Tensor, positions: Tensor, cache: KVCache, tokens: Tensor | None = None
+    ) -> None:
         """Stores the K/V of committed rows: ``aux`` [T, n·H] of the target, ``slots``, ``positions``, ``tokens`` [T].
 
         A row's K/V need the feature of the position before; that of position 0 is zero.
         """
         assert isinstance(cache, EagleCache)
+        assert tokens is not None, "a row's K/V need its token"
         cache.features[slots, positions] = self.fc(aux)
         before = cache.features[slots, (positions - 1).clamp(min=0)]
         x = self.layer_input(tokens, torch.where((positions > 0)[:, None], before, 0.0))

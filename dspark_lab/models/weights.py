@@ -15,6 +15,9 @@ from dspark_lab.errors import LabError
 from dspark_lab.models import checkpoint, fused
 from dspark_lab.models.decoder import Target
 from dspark_lab.models.drafter import Drafter
+from dspark_lab.models.eagle import EagleDrafter
+from dspark_lab.models.kinds import AnyDrafter, make_drafter
+from dspark_lab.models.lookup import LookupDrafter
 from dspark_lab.models.moe import Experts
 from dspark_lab.models.shards import Shard, copy_whole, shard_of
 from dspark_lab.plan.load import Loads
@@ -31,7 +34,7 @@ def build(
     groups: ParallelGroups | None = None,
     *,
     loads: dict[str, Loads] | None = None,
-) -> tuple[Target, Drafter]:
+) -> tuple[Target, AnyDrafter]:
     """Target and drafter of ``cfg`` on ``device``, this rank's part of them only, ready for inference.
 
     ``groups`` (None: of the default process group) tell which part, and join the ranks. ``loads``: rows of each expert in
@@ -60,15 +63,17 @@ def build_pair(
     tp: RankGroup = ONE_RANK,
     *,
     loads: dict[str, Loads] | None = None,
-) -> tuple[Target, Drafter]:
+) -> tuple[Target, AnyDrafter]:
     """As `build`, for an explicit `ExpertGroup` and TP group."""
     dtype, loads = DTYPES[cfg.model.dtype], loads or {}
     target = Target(cfg.model.target, replace(group, loads=loads.get("target")), tp, device=device, dtype=dtype)
-    drafter = Drafter(cfg.model, replace(group, loads=loads.get("drafter")), tp, device=device, dtype=dtype)
+    drafter = make_drafter(cfg.model, replace(group, loads=loads.get("drafter")), tp, device=device, dtype=dtype)
     if cfg.model.weights == "checkpoint":
         checkpoint.load_weights(target, str(cfg.model.target_path))
-        checkpoint.load_weights(drafter, str(cfg.model.drafter_path))
+        if cfg.model.drafter.drafter_kind != "lookup":
+            checkpoint.load_weights(drafter, str(cfg.model.drafter_path))
     elif cfg.model.weights == "bigram":
+        assert not isinstance(drafter, EagleDrafter), "refused by a rule of the config"
         init_bigram(target, drafter, cfg.seed)
     else:
         init_random(target, cfg.seed)
@@ -118,7 +123,7 @@ def _seed_of(name: str, seed: int) -> int:
 
 
 @torch.no_grad()
-def init_bigram(target: Target, drafter: Drafter, seed: int) -> None:
+def init_bigram(target: Target, drafter: Drafter | LookupDrafter, seed: int) -> None:
     """A synthetic pair: the target's next token is f(x), and the drafter's Markov head knows f for most x.
 
     f is one cycle over the vocabulary without the mask token. The target's head maps the normed embedding of x to f(x);
@@ -132,7 +137,7 @@ def init_bigram(target: Target, drafter: Drafter, seed: int) -> None:
     init_random(target, seed)
     init_random(drafter, seed + 1)
     generator = torch.Generator().manual_seed(_seed_of("bigram", seed))
-    after, guess, known = _cycles(drafter.cfg.vocab_size, drafter.mask_token_id, generator)
+    after, guess, known = _cycles(target.cfg.vocab_size, drafter.mask_token_id, generator)
     embed = _rows_of_norm(target.cfg.vocab_size, target.cfg.hidden_size, generator)
     head = torch.zeros_like(embed)
     head[after] = embed
@@ -140,7 +145,8 @@ def init_bigram(target: Target, drafter: Drafter, seed: int) -> None:
     copy_whole(target.model.embed_tokens.weight, embed)
     copy_whole(target.lm_head.weight, head * (24 / target.cfg.hidden_size))
     _damp_layers(target, 0.6)
-    _teach(drafter, embed, guess, known, generator)
+    if isinstance(drafter, Drafter):
+        _teach(drafter, embed, guess, known, generator)
 
 
 def _cycles(vocab_size: int, mask_token_id: int, generator: torch.Generator) -> tuple[Tensor, Tensor, Tensor]:

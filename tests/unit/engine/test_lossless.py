@@ -60,6 +60,41 @@ def test_without_speculation_a_step_is_one_token(overlap: bool, models) -> None:
         assert set(o.proposal_lengths) == {0}
 
 
+KINDS = {
+    "dflash": {"drafter_kind": "dflash", "sample_from_anchor": False, "markov_rank": 0, "markov_head": "none"},
+    "eagle3": {"drafter_kind": "eagle3", "draft_num_hidden_layers": 1, "weights": "random"},
+    "lookup": {"drafter_kind": "lookup"},
+    "gated": {"markov_head": "gated", "weights": "random"},
+    "rnn": {"markov_head": "rnn", "weights": "random"},
+    "rank 0": {"markov_rank": 0, "markov_head": "none"},
+}
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_kind_of_drafter_is_lossless(kind: str, overlap: bool, models) -> None:
+    out = check(preset("tiny", device="cpu", batch_size=3, overlap=overlap, **KINDS[kind]), models)
+    assert all(sum(o.acceptance_lengths) >= NEW - 1 for o in out)
+
+
+def test_lookup_finds_what_repeats(models) -> None:
+    """A target that writes one cycle of 15 tokens: from the second turn on every block is accepted whole."""
+    cfg = preset(
+        "tiny",
+        device="cpu",
+        batch_size=1,
+        target_vocab_size=16,
+        draft_vocab_size=16,
+        mask_token_id=15,
+        drafter_kind="lookup",
+    )
+    pair = models(cfg)
+    out = generate(cfg, [[1]], max_new_tokens=64, models=pair)[0]
+    assert out.tokens == generate_plain(cfg, [1], target=pair[0], max_new_tokens=64)
+    assert out.acceptance_lengths[-2] == cfg.model.drafter.block_size + 1
+    assert out.proposal_lengths[0] == 0
+
+
 def test_more_prompts_than_slots_and_lengths_are_not_cut(models) -> None:
     cfg = preset("tiny", device="cpu", batch_size=2)
     pair, some = models(cfg), prompts(cfg, 5)

@@ -25,6 +25,7 @@ _NAMES: dict[str, str] = {
     "ep_table": "dspark_lab.analysis.ep",
     "byte_floor": "dspark_lab.study.floor",
     "speculation": "dspark_lab.study.speculation",
+    "train_drafter": "dspark_lab.train.run",
     "load_run": "dspark_lab.runs.store",
     "load_runs": "dspark_lab.runs.store",
     "recorded": "dspark_lab.runs.store",

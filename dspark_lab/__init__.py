@@ -32,10 +32,11 @@ _NAMES: dict[str, str] = {
     "recorded_runs": "dspark_lab.runs.store",
     "sample_traces": "dspark_lab.runs.store",
     "compare": "dspark_lab.analysis.latency",
-    # schedules
+    # schedules and sampling
     "Scheduler": "dspark_lab.plan.scheduler",
     "SpsProfile": "dspark_lab.plan.sps",
     "load_sps": "dspark_lab.plan.sps",
+    "Sampling": "dspark_lab.spec.sampling",
     # calibration
     "ConfidenceRounds": "dspark_lab.plan.calibration",
     "fit_sts": "dspark_lab.plan.calibration",

@@ -7,7 +7,7 @@ import math
 import os
 import shutil
 import tempfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -61,6 +61,36 @@ class Acceptance:
     proposed: tuple[int, ...]
     """``proposed[p]``: rounds that proposed ``p`` drafts for verification."""
     simulated: bool = False
+
+    @classmethod
+    def of_rounds(
+        cls, accept_lengths: Sequence[int], proposal_lengths: Sequence[int], *, block_size: int
+    ) -> Acceptance:
+        """Counts rounds by ``accept_lengths`` (bonus included) and ``proposal_lengths`` (drafts verified), one of each a round.
+
+        Raises `LabError` where a round committed more than it verified, and where the mean length is not 1 + Σ_k P_k.
+        """
+        for accept, proposal in zip(accept_lengths, proposal_lengths, strict=True):
+            if not 1 <= accept <= proposal + 1 <= block_size + 1:
+                raise LabError(
+                    f"a round committed {accept} tokens of {proposal} verified drafts with block_size={block_size}; it commits "
+                    "the accepted drafts and the bonus: 1 to one more than it verified."
+                )
+        counts = [
+            np.bincount(np.asarray(x, dtype=np.int64), minlength=block_size + 1)
+            for x in (np.subtract(accept_lengths, 1), proposal_lengths)
+        ]
+        made = cls(accepted=tuple(counts[0].tolist()), proposed=tuple(counts[1].tolist()))
+        made.check_identity(float(np.mean(accept_lengths)) if len(accept_lengths) else float("nan"))
+        return made
+
+    def check_identity(self, accept_length: float) -> None:
+        """Raises `LabError` unless ``accept_length``, counted in another way, is 1 + Σ_k P_k of these rounds."""
+        if self.num_rounds and not math.isclose(accept_length, self.accept_length, rel_tol=1e-9):
+            raise LabError(
+                f"accept_length={accept_length} is not 1 + Σ P_k = {self.accept_length} over {self.num_rounds} rounds: one of the "
+                "two counts leaves rounds or positions out (P_k is over all rounds, not over those that proposed k)."
+            )
 
     @property
     def num_rounds(self) -> int:

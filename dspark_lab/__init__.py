@@ -36,6 +36,7 @@ _NAMES: dict[str, str] = {
     "Scheduler": "dspark_lab.plan.scheduler",
     "SpsProfile": "dspark_lab.plan.sps",
     "load_sps": "dspark_lab.plan.sps",
+    "profile_costs": "dspark_lab.study.profile_costs",
     "Sampling": "dspark_lab.spec.sampling",
     # calibration
     "ConfidenceRounds": "dspark_lab.plan.calibration",

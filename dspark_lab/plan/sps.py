@@ -16,6 +16,7 @@ from dspark_lab.config import LabConfig
 from dspark_lab.config.kinds import is_int, shown
 from dspark_lab.errors import LabError
 from dspark_lab.plan.costs import AdditiveTable, Costs, StepTable, check_probes, check_seconds
+from dspark_lab.plan.fit import nonnegative_least_squares
 from dspark_lab.plan.table_files import read_table, write_table
 
 KIND, SCHEMA = "sps_profile", 1
@@ -84,35 +85,29 @@ class SpsProfile:
         return StepTable(tokens=tuple(self.tokens[i] for i in rows), seconds=tuple(self.seconds[i] for i in rows))
 
     def additive(self) -> AdditiveTable:
-        """T = bias + α(requests) + θ(tokens), by least squares of relative errors; α and θ are 0 at their first probes.
+        """T = bias + α(requests) + θ(tokens), by least squares of relative errors; α and θ start at 0 and never fall, since a
+        schedule would take noise that makes more work cheaper for an offer.
 
-        Raises `LabError` where the points do not tie α and θ together. `misfit` says how far off it is.
+        Raises `LabError` where the points do not tie α and θ together. `misfit` says how far off the table is.
         """
         requests, tokens = sorted(set(self.requests)), sorted(set(self.tokens))
-        n, seconds = len(self.points), np.asarray(self.seconds)
-        of_request = np.searchsorted(requests, self.requests)
-        of_tokens = np.searchsorted(tokens, self.tokens)
-        system = np.zeros((n, 1 + len(requests) + len(tokens)))
-        system[:, 0] = 1.0
-        system[np.arange(n), 1 + of_request] = 1.0
-        system[np.arange(n), 1 + len(requests) + of_tokens] = 1.0
-        free = [i for i in range(system.shape[1]) if i not in (1, 1 + len(requests))]
-        weighted = system[:, free] / seconds[:, None]
-        solution, _, rank, _ = np.linalg.lstsq(weighted, np.ones(n), rcond=None)
-        if rank < len(free):
+        seconds = np.asarray(self.seconds)
+        above_request = np.asarray(self.requests)[:, None] >= requests[1:]
+        above_tokens = np.asarray(self.tokens)[:, None] >= tokens[1:]
+        system = np.hstack([np.ones((len(seconds), 1)), above_request, above_tokens]) / seconds[:, None]
+        if np.linalg.matrix_rank(system) < system.shape[1]:
             raise LabError(
-                f"{n} points of requests {requests} and tokens {tokens} do not tie the two together; measure more numbers of "
-                "tokens that several numbers of requests have in common, or use step_table(num_requests)."
+                f"{len(seconds)} points of requests {requests} and tokens {tokens} do not tie the two together; measure more "
+                "numbers of tokens that several numbers of requests have in common, or use step_table(num_requests)."
             )
-        parts = np.zeros(system.shape[1])
-        parts[free] = solution
-        alpha, theta = parts[1 : 1 + len(requests)], parts[1 + len(requests) :]
+        parts = nonnegative_least_squares(system, np.ones(len(seconds)))
+        alpha, theta = np.split(parts[1:], [len(requests) - 1])
         return AdditiveTable(
             bias_s=float(parts[0]),
             requests=tuple(requests),
-            alpha_s=tuple(alpha.tolist()),
+            alpha_s=(0.0, *np.cumsum(alpha).tolist()),
             tokens=tuple(tokens),
-            theta_s=tuple(theta.tolist()),
+            theta_s=(0.0, *np.cumsum(theta).tolist()),
         )
 
     def misfit(self, costs: Costs) -> float:

@@ -10,6 +10,7 @@ import pytest
 from dspark_lab.config import preset
 from dspark_lab.errors import LabError
 from dspark_lab.plan.costs import AdditiveTable
+from dspark_lab.plan.fit import nonnegative_least_squares
 from dspark_lab.plan.sps import SpsProfile, load_sps
 
 TINY = preset("tiny", block_size=3)
@@ -44,9 +45,25 @@ def test_an_additive_table_is_found_again_where_the_times_are_one() -> None:
     for r, b in POINTS:
         assert made.seconds_at(r, [b])[0] == pytest.approx(TRUE.seconds_at(r, [b])[0])
     assert profile().misfit(made) < 1e-9
-    noisy = tuple(np.asarray(profile().seconds) * np.resize([1.02, 0.98, 1.0], len(POINTS)))
-    off = profile(seconds=noisy)
-    assert 0.001 < off.misfit(off.additive()) < 0.03
+
+
+def test_noise_does_not_make_more_work_cheaper() -> None:
+    noisy = profile(seconds=tuple(np.asarray(profile().seconds) * np.resize([1.2, 0.8, 1.0], len(POINTS))))
+    made = noisy.additive()
+    assert (np.diff(made.theta_s) >= 0).all()
+    assert (np.diff(made.alpha_s) >= 0).all()
+    assert 0.01 < noisy.misfit(made) < 0.3
+
+
+def test_least_squares_at_least_zero() -> None:
+    rng = np.random.default_rng(0)
+    for _ in range(20):
+        a, b = rng.normal(size=(8, 4)), rng.normal(size=8)
+        x = nonnegative_least_squares(a, b)
+        slope = a.T @ (b - a @ x)
+        assert (x >= 0).all()
+        assert (slope <= 1e-8).all()  # no unknown wants to rise,
+        assert np.abs(slope[x > 0]).max(initial=0) < 1e-8  # and none above 0 to move: the optimum of a convex problem
 
 
 def test_points_that_do_not_tie_requests_and_tokens_together_are_refused() -> None:

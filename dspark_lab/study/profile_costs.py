@@ -81,8 +81,9 @@ def profile_costs(
     requests, by 1 to γ+1; None measures every width. Prompts are ``prompt_len`` long, ``batch_size`` is not read.
 
     The widths of one number of requests take turns, so that a drift meets all alike. Where the config says ``use_graph``, each
-    is a pair of graphs; where it says ``overlap``, rounds are launched in bursts. ``on_progress(done, all)`` after each number
-    of requests. Raises `LabError` for a value that is in no point, for several ranks, and without drafts.
+    is a pair of graphs; where it says ``overlap``, rounds are launched in bursts. ``environment["protocol"]`` says how it was
+    measured, and the ``spread_pct`` of steps at one point: differences below it are noise. ``on_progress(done, all)`` after
+    each number of requests. Raises `LabError` for a value that is in no point, for several ranks, and without drafts.
     """
     points = _points(cfg, requests, tokens)
     for name, value, least in (("num_steps", num_steps, 1), ("warmup_steps", warmup_steps, 0)):
@@ -90,20 +91,21 @@ def profile_costs(
             raise LabError(f"{name}={shown(value)} is not a whole number of at least {least}.")
     device = resolve(cfg.engine.device)
     pair = models or build(cfg, device)
-    seconds: dict[tuple[int, int], float] = {}
+    measured: dict[tuple[int, int], list[float]] = {}
     loads = sorted({r for r, _ in points})
     for i, num_requests in enumerate(loads):
         widths = sorted(b // r for r, b in points if r == num_requests)
         times = _measure(cfg, pair, device, num_requests, widths, num_steps=num_steps, warmup_steps=warmup_steps)
-        seconds |= {(num_requests, num_requests * w): float(np.median(t)) for w, t in times.items()}
+        measured |= {(num_requests, num_requests * w): t for w, t in times.items()}
         if on_progress is not None:
             on_progress(i + 1, len(loads))
     protocol = {"num_steps": num_steps, "warmup_steps": warmup_steps, "prompt_len": cfg.engine.prompt_len, "burst": _burst(cfg, device),
-                "layout": "padded: every request verifies equally many", "statistic": "median"}  # fmt: skip
+                "layout": "padded: every request verifies equally many", "statistic": "median",
+                "spread_pct": 100 * _spread(measured)}  # fmt: skip
     return SpsProfile(
         requests=tuple(r for r, _ in points),
         tokens=tuple(b for _, b in points),
-        seconds=tuple(seconds[p] for p in points),
+        seconds=tuple(float(np.median(measured[p])) for p in points),
         block_size=cfg.model.drafter.block_size,
         config=cfg.to_dict(),
         environment={"device": device.type, **environment(device), "protocol": protocol},
@@ -221,6 +223,12 @@ def _timed(round_: _Round, device: torch.device, burst: int, restore: Callable[[
     taken = (time.perf_counter_ns() - start) / 1e9 / burst
     round_.check_executed()
     return taken
+
+
+def _spread(measured: dict[tuple[int, int], list[float]]) -> float:
+    """How far the middle half of a point's steps reaches, over their median: the median of it over points."""
+    quartiles = np.array([np.percentile(t, [25, 50, 75]) for t in measured.values()])
+    return float(np.median((quartiles[:, 2] - quartiles[:, 0]) / quartiles[:, 1]))
 
 
 def _burst(cfg: LabConfig, device: torch.device) -> int:

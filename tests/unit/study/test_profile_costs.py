@@ -32,7 +32,9 @@ def test_every_width_is_a_point_with_its_source(profile: SpsProfile, tmp_path) -
     assert profile.points == [(1, 1), (1, 2), (1, 3), (1, 4), (2, 2), (2, 4), (2, 6), (2, 8)]
     assert all(0 < s < 5 for s in profile.seconds)
     assert profile.environment["device"] == "cpu"
-    assert profile.environment["protocol"]["prompt_len"] == 4
+    protocol = profile.environment["protocol"]
+    assert (protocol["prompt_len"], protocol["num_steps"], protocol["burst"]) == (4, 2, 1)
+    assert 0 <= protocol["spread_pct"] < 200
     profile.check_matches(TINY, profile.environment["device_name"])
     assert lab.load_sps(profile.save(tmp_path / "sps.json")) == profile
     assert profile.additive().seconds_at(2, [6])[0] == pytest.approx(profile.seconds[6], rel=0.9)

@@ -238,6 +238,11 @@ def _drafter(cfg: LabConfig) -> None:
         raise LabError(
             f"markov_head={d.markov_head!r} and markov_rank={d.markov_rank} contradict: rank 0 goes with 'none'."
         )
+    if d.drafter_kind == "dflash" and d.markov_rank:
+        raise LabError(
+            f"drafter_kind='dflash' drafts without a Markov head and markov_rank={d.markov_rank} asks for one: choose "
+            "markov_head='none' and markov_rank=0, or drafter_kind='dspark'."
+        )
     if d.drafter_kind == "eagle3" and m.draft.num_hidden_layers != 1:
         raise LabError(
             f"drafter_kind='eagle3' has one layer and draft_num_hidden_layers={m.draft.num_hidden_layers}; set it to 1."

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from dspark_lab.config.kinds import is_int, shown
 from dspark_lab.config.lab import LabConfig
-from dspark_lab.config.parts import DecoderConfig, DrafterConfig, EngineConfig, ModelConfig
+from dspark_lab.config.parts import ONE_BY_ONE, DecoderConfig, DrafterConfig, EngineConfig, ModelConfig
 from dspark_lab.errors import LabError
 from dspark_lab.models.config_json import ConfigJson, decoder_config, drafter_config, dtype_of, read_config
 from dspark_lab.models.moe import Experts
@@ -90,16 +90,22 @@ def check_shapes(cfg: LabConfig) -> None:
             if getattr(ours, name) != value:
                 raise LabError(f"{name}={getattr(ours, name)!r} is not the checkpoint's: {path} has {value!r}.")
     _check_sizes(target.path, _sizes(m.target, "model."))
-    _check_sizes(draft.path, chain(_sizes(m.draft, ""), _drafter_sizes(m.draft, m.drafter)))
+    if m.drafter.drafter_kind != "lookup":  # which has no tensors
+        reads = 2 if m.drafter.drafter_kind == "eagle3" else 1  # token and feature
+        _check_sizes(draft.path, chain(_sizes(m.draft, "", reads=reads), _drafter_sizes(m.draft, m.drafter)))
 
 
 Sizes = Iterator[tuple[str, tuple[tuple[str, int], ...]]]
 """Tensor names, each with what its dimensions are called in ``config.json`` and what they are."""
 
 
-def _sizes(c: DecoderConfig, prefix: str) -> Sizes:
-    """The tensors that tell every size of a stack of layers; a size stands alone before it is in a product."""
+def _sizes(c: DecoderConfig, prefix: str, *, reads: int = 1) -> Sizes:
+    """The tensors that tell every size of a stack of layers; a size stands alone before it is in a product.
+
+    ``reads``: how many hidden states side by side attention reads.
+    """
     width = ("hidden_size", c.hidden_size)
+    read = width if reads == 1 else (f"{reads} · hidden_size", reads * c.hidden_size)
     yield f"{prefix}embed_tokens.weight", (("vocab_size", c.vocab_size), width)
     for i in range(c.num_hidden_layers):
         layer = f"{prefix}layers.{i}."
@@ -110,7 +116,7 @@ def _sizes(c: DecoderConfig, prefix: str) -> Sizes:
             ("v_proj", "num_key_value_heads"),
         ):
             rows = (f"{heads}={getattr(c, heads)} · head_dim", getattr(c, heads) * c.head_dim)
-            yield f"{layer}self_attn.{name}.weight", (rows, width)
+            yield f"{layer}self_attn.{name}.weight", (rows, read)
         if not c.is_moe_layer(i):
             yield f"{layer}mlp.gate_proj.weight", (("intermediate_size", c.intermediate_size), width)
             continue
@@ -122,7 +128,7 @@ def _sizes(c: DecoderConfig, prefix: str) -> Sizes:
 def _drafter_sizes(c: DecoderConfig, d: DrafterConfig) -> Sizes:
     n, width = len(d.target_layer_ids), ("hidden_size", c.hidden_size)
     yield "fc.weight", (width, (f"{n} target_layer_ids · hidden_size", n * c.hidden_size))
-    if d.markov_rank:
+    if d.markov_rank and d.drafter_kind not in ONE_BY_ONE:
         yield "markov_head.markov_w1.weight", (("vocab_size", c.vocab_size), ("markov_rank", d.markov_rank))
 
 

@@ -50,6 +50,7 @@ def test_small_has_the_shape_that_was_asked_for() -> None:
         ({"verify": "threshold", "confidence_threshold": 1.5}, ["1.5", "between 0 and 1"]),
         ({"verify": "threshold", "enable_confidence_head": False}, ["confidence head"]),
         ({"simulated_accept_length": 9.0}, ["1 to 6"]),
+        ({"drafter_kind": "dflash"}, ["markov_rank=48", "markov_head='none' and markov_rank=0"]),
         ({"max_new_tokens": 5000}, ["context_len=1024", "at most 1002"]),
         ({"mask_token_id": 256}, ["vocabulary of 256"]),
         ({"target_layer_ids": (1, 0)}, ["strictly increase"]),

@@ -10,12 +10,15 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from dspark_lab.config import preset
 from dspark_lab.config.parts import ParallelConfig
+from dspark_lab.engine.generate import generate
 from dspark_lab.ep.experts import ExpertGroup
 from dspark_lab.errors import LabError
 from dspark_lab.models.checkpoint import load_pair, load_weights
 from dspark_lab.models.config_json import decoder_config, read_config
 from dspark_lab.models.decoder import Target
+from dspark_lab.models.save import save_drafter, save_target
 from dspark_lab.models.tensor_files import TensorFiles
 from dspark_lab.models.weights import build
 
@@ -244,6 +247,26 @@ def test_rank_zero_drafter(pair):
     proposal = drafter.propose(torch.randn(2, 5, 64), torch.tensor([1, 2]))
     assert proposal.confidence is None
     assert torch.equal(proposal.corrected_logits, proposal.base_logits)
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        {"drafter_kind": "eagle3", "weights": "random"},
+        {"drafter_kind": "dflash", "markov_head": "none", "markov_rank": 0, "sample_from_anchor": False},
+        {"drafter_kind": "lookup"},
+    ],
+    ids=lambda k: k["drafter_kind"],
+)
+def test_every_kind_is_read_as_it_was_saved(kind, tmp_path):
+    cfg = preset("tiny", device="cpu", prompt_len=4, max_new_tokens=16, **kind)
+    target, drafter = build(cfg)
+    save_target(target, cfg.model.target, tmp_path / "target", context_len=64, dtype=torch.float32)
+    save_drafter(drafter, cfg.model, tmp_path / "drafter", dtype=torch.float32)
+    again = load_pair(tmp_path / "target", tmp_path / "drafter", device="cpu")
+    assert again.model.drafter == cfg.model.drafter
+    wanted = generate(cfg, [[1, 2, 1, 2]], max_new_tokens=16, models=(target, drafter))
+    assert generate(again, [[1, 2, 1, 2]], max_new_tokens=16) == wanted
 
 
 def test_folders_and_files(pair):

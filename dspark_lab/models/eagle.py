@@ -29,6 +29,10 @@ class EagleCache(KVCache):
     features: Tensor
     """[num_slots + 1, context_len, H]."""
 
+    @property
+    def num_bytes(self) -> int:
+        return super().num_bytes + self.features.nbytes
+
 
 class EagleDrafter(Decoder):
     """One decoder layer over token and feature; parameter names as in `Drafter`, and ``layers.0.hidden_norm`` for the feature."""

@@ -25,6 +25,10 @@ class TokenCache(KVCache):
         super().__init__(0, num_slots, context_len, 1, 1, torch.float32, device)
         self.tokens = torch.full((num_slots + 1, context_len), -1, dtype=torch.int64, device=device)
 
+    @property
+    def num_bytes(self) -> int:
+        return self.tokens.nbytes
+
     def reset(self) -> None:
         self.tokens.fill_(-1)
 

@@ -35,24 +35,32 @@ class StepBytes:
 
 
 def step_bytes(cfg: LabConfig, *, target_hits: list[float], draft_hits: list[float], context: float) -> StepBytes:
-    """Bytes of one round of ``cfg``; without speculation of the target's alone.
+    """Bytes of one round of ``cfg``; without speculation, or with drafts looked up in the prompt, of the target's alone.
+
+    A drafter that drafts one token after another reads its weights and its K/V γ times.
 
     ``target_hits`` and ``draft_hits``: experts with a row, a mean a forward for each MoE layer (as a run's ``ep`` reports
     them); ``context``: mean positions of a request.
     """
     m = cfg.model
     item, tp, moe_tp = ITEM_BYTES[m.dtype], cfg.parallel.tp_size, cfg.parallel.moe_tp
-    stacks = ((m.target, target_hits), (m.draft, draft_hits))[: 2 if cfg.gamma else 1]
     vocab, hidden, d = m.target.vocab_size, m.target.hidden_size, m.drafter
-    routers = sum(c.num_moe_layers * c.num_experts * c.hidden_size for c, _ in stacks)
-    heads = len(stacks) * vocab * hidden // tp + routers
-    heads += len(d.target_layer_ids) * hidden * hidden if cfg.gamma else 0
-    kv = sum(2 * c.num_hidden_layers * c.num_key_value_heads * c.head_dim for c, _ in stacks) // tp
+    drafts = cfg.gamma > 0 and d.drafter_kind != "lookup"
+    one_by_one = d.drafter_kind == "eagle3"
+    stacks = ((m.target, target_hits, 1), (m.draft, draft_hits, cfg.gamma if one_by_one else 1))[: 2 if drafts else 1]
+    heads = sum(n * (vocab * hidden // tp + c.num_moe_layers * c.num_experts * c.hidden_size) for c, _, n in stacks)
+    heads += len(d.target_layer_ids) * hidden * hidden if drafts else 0
+    kv = sum(n * 2 * c.num_hidden_layers * c.num_key_value_heads * c.head_dim for c, _, n in stacks) // tp
+    attention = sum(n * _attention(c) for c, _, n in stacks)
+    if drafts and one_by_one:  # its projections to queries, keys and values read token and feature
+        attention += (
+            cfg.gamma * hidden * m.draft.head_dim * (m.draft.num_attention_heads + 2 * m.draft.num_key_value_heads)
+        )
     return StepBytes(
-        attention=item * sum(_attention(c) for c, _ in stacks) // tp,
-        experts=round(item * sum(_experts(c, hits, tp, moe_tp) for c, hits in stacks)),
+        attention=item * attention // tp,
+        experts=round(item * sum(n * _experts(c, hits, tp, moe_tp) for c, hits, n in stacks)),
         heads=item * heads,
-        markov=item * cfg.gamma * vocab * d.markov_rank // tp,
+        markov=item * cfg.gamma * vocab * d.markov_rank // tp if drafts and not one_by_one else 0,
         kv=round(item * kv * context * cfg.engine.batch_size),
     )
 

@@ -17,10 +17,12 @@ COLUMNS = ("name", "batch_size", "step_us", "floor_us", "ratio", "attention_mb",
 def byte_floor(runs: Sequence[Run], *, read_bytes_per_s: float = H200_READ_BYTES_PER_S) -> pd.DataFrame:
     """A row a run: measured step (median, unprofiled), floor and their ratio, megabytes by part, experts hit a layer.
 
+    A/A pairs are left out: experts are counted once a config.
+
     Raises `LabError` for a run without expert counts.
     """
     rows = []
-    for run in as_runs(runs):
+    for run in (r for r in as_runs(runs) if r.role == "arm"):
         counted = next((e for e in run.ep if e.get("rank") == 0), None)
         if counted is None or "experts_hit" not in counted.get("target", {}):
             raise LabError(f"{run.name} holds no expert counts; measure it with lab.sweep, which counts them.")

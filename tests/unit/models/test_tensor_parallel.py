@@ -156,6 +156,8 @@ def test_parts_of_all_ranks_make_the_whole(parallel: dict, weights: str, plain) 
         ({"tp_size": 4}, DENSE),
         ({"tp_size": 2, "ep_size": 2}, ODD),
         ({"tp_size": 4, "ep_size": 2}, {"target_tie_word_embeddings": True}),
+        ({}, {"drafter_kind": "eagle3"}),
+        ({}, {"drafter_kind": "lookup"}),
     ],
     ids=str,
 )

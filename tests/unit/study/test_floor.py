@@ -23,6 +23,21 @@ def test_bytes_by_hand() -> None:
     assert b.floor_us(1e12) == pytest.approx(b.total / 1e6)
 
 
+def test_bytes_of_other_drafters_by_hand() -> None:
+    """Lookup reads nothing of its own; one token after another reads its weights γ = 5 times and has no Markov head."""
+    hits = {"target_hits": [3.0, 5.0], "draft_hits": [2.0], "context": 100}
+    cfg = preset("tiny", batch_size=2, weights="random")
+    lookup = step_bytes(cfg.replace(drafter_kind="lookup"), target_hits=[3.0, 5.0], draft_hits=[], context=100)
+    assert lookup == step_bytes(cfg.replace(speculate=False), **hits)
+    eagle = step_bytes(cfg.replace(drafter_kind="eagle3"), **hits)
+    qkv, o = 64 * 16 * (4 + 2 * 2), 64 * 16 * 4
+    assert eagle.attention == 4 * ((2 + 5) * (qkv + o) + 5 * qkv)
+    assert eagle.experts == 4 * 3 * 64 * 64 * (3 + 5 + 5 * 2)
+    assert eagle.heads == 4 * ((1 + 5) * 256 * 64 + (2 + 5) * 8 * 64 + 2 * 64 * 64)
+    assert eagle.markov == 0
+    assert eagle.kv == 4 * 2 * (2 + 5) * 2 * 16 * 100 * 2
+
+
 def test_tp_halves_what_it_cuts() -> None:
     one, two = (
         step_bytes(preset("small", tp_size=t), target_hits=[20.0] * 12, draft_hits=[20.0] * 3, context=0)
@@ -34,11 +49,7 @@ def test_tp_halves_what_it_cuts() -> None:
 
 
 def test_recordings_stand_above_their_floor() -> None:
-    runs = [
-        r
-        for r in lab.recorded_runs(preset="small", tp_size=1, alloc="none", host_work_us=0.0)
-        if r.acceptance and r.role == "arm"
-    ]
+    runs = [r for r in lab.recorded_runs(preset="small", tp_size=1, alloc="none", host_work_us=0.0) if r.acceptance]
     table = lab.byte_floor(runs)
     assert (table["ratio"] > 1.0).all()
     graph = table[table["name"] == "small-ep1-bs8-none"].iloc[0]

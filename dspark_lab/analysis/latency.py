@@ -107,7 +107,7 @@ def _row(run: Run, base: Run, floor: float, by: str) -> dict[str, Any]:
         "delta_pct_ci95": [delta.low, delta.high] if delta.known else None,
         "floor_pct": floor,
         "verdict": verdict,
-        "accept_simulated": bool(run.acceptance and run.acceptance.simulated),
+        "accept_simulated": run.acceptance_is_simulated,
         "accept_length": run.acceptance.accept_length if run.acceptance else math.nan,
         "tokens_per_s": run.tokens_per_s,
         "num_blocks": step.n,

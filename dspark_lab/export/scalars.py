@@ -32,7 +32,7 @@ def series(run: Run) -> list[Series]:
     profiled = f"{run.shown_source} on {run.device_name}, profiled"
     acc = run.acceptance
     by_position = acc.by_position if acc and acc.num_rounds else []
-    accept = "simulated acceptance" if acc and acc.simulated else "bonus token included"
+    accept = "simulated acceptance" if run.acceptance_is_simulated else "bonus token included"
     charts = [
         Series(
             "step_latency_ms",

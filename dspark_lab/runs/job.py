@@ -188,7 +188,7 @@ def run_of(arm: Arm, processes: Sequence[Sequence[tuple[Path, dict[str, Any]]]],
             f"arm {arm.name}: blocks or ranks committed different tokens ({len(digests)} digests); outputs must be equal."
         )
     steps = pd.DataFrame(rows)[list(STEP_COLUMNS)].astype(STEP_COLUMNS)
-    simulated = arm.config.engine.simulated_accept_length is not None
+    simulated = arm.config.engine.simulated_accept_length is not None and arm.config.gamma > 0
     return Run(
         name=arm.name,
         config=arm.config,

@@ -157,9 +157,14 @@ class Run:
         when = str(self.environment.get("recorded_at", ""))[:10]
         kinds = set(self.steps["profiled"]) if len(self.steps) else {False}
         how = "profiled" if kinds == {True} and not self.quoted else "unprofiled"
-        drawn = ", simulated acceptance" if self.acceptance and self.acceptance.simulated else ""
+        drawn = ", simulated acceptance" if self.acceptance_is_simulated else ""
         short = f", {NO_MEDIAN}" if self.has_no_median else ""
         return f"{self.shown_source} {when} on {self.device_name}, {how}{drawn}{short}".replace("  ", " ")
+
+    @property
+    def acceptance_is_simulated(self) -> bool:
+        """Whether accept lengths were drawn; without drafts there is nothing to draw, whatever the config says."""
+        return bool(self.acceptance and self.acceptance.simulated and self.config.gamma)
 
     @property
     def has_no_median(self) -> bool:

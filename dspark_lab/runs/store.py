@@ -9,7 +9,7 @@ from typing import Any
 import pandas as pd
 
 from dspark_lab.config import LabConfig
-from dspark_lab.errors import LabError, nearest
+from dspark_lab.errors import LabError, nearest, unknown
 from dspark_lab.runs.record import Run, read_run
 
 _TAIL = re.compile(r"(.+?)-ep\d+(?:-.+?)?-bs\d+")
@@ -68,7 +68,7 @@ def recorded(**toggles: Any) -> pd.DataFrame:
 
     ``toggles`` keep the rows that have these values: ``lab.recorded(tp_size=2, alloc="blocking")``; ``sheet`` is one too: runs of
     one sheet were measured beside each other. A/A pairs are left out; `load_runs` finds them beside the others. Raises
-    `LabError` for an unknown toggle.
+    `LabError` for an unknown toggle or sheet.
     """
     rows = [_recorded_row(run) for run in recorded_runs(**toggles) if run.role == "arm"]
     return pd.DataFrame(rows, columns=list(RECORDED_COLUMNS))
@@ -76,7 +76,9 @@ def recorded(**toggles: Any) -> pd.DataFrame:
 
 def recorded_runs(**toggles: Any) -> list[Run]:
     """The runs behind `recorded`, and their A/A pairs, ready for `compare`."""
-    runs = (load_run(name) for name in recorded_names())
+    runs = [load_run(name) for name in recorded_names()]
+    if "sheet" in toggles and toggles["sheet"] not in (sheets := sorted({sheet_of(r.name, r.config) for r in runs})):
+        raise unknown("sheet", toggles["sheet"], sheets)
     return [r for r in runs if all(_toggle(r, k) == v for k, v in toggles.items())]
 
 

@@ -27,13 +27,20 @@ def speculation(runs: Sequence[Run]) -> pd.DataFrame:
     runs = as_runs(runs)
     drafting = [r for r in runs if r.role == "arm" and r.config.engine.speculate]
     plain = [r for r in runs if r.role == "arm" and not r.config.engine.speculate]
-    rows = [_row(run, twin) for run in drafting for twin in plain if _alike(run, twin)]
+    twins = ((run, _twin(run, plain)) for run in drafting)
+    rows = [_row(run, twin) for run, twin in twins if twin is not None]
     if not rows:
         raise LabError(
             f"among {len(runs)} runs there is none with drafts beside one without (speculate=False) that is alike in all else; "
             "measure both with lab.sweep(cfg, speculate=[True, False])."
         )
     return pd.DataFrame(rows, columns=list(COLUMNS))
+
+
+def _twin(run: Run, plain: list[Run]) -> Run | None:
+    """The run without drafts that is alike: of the same `alloc` where several strategies were measured, which it does not read."""
+    alike = [p for p in plain if _alike(run, p)]
+    return next((p for p in alike if p.config.engine.alloc == run.config.engine.alloc), alike[0] if alike else None)
 
 
 def _alike(run: Run, plain: Run) -> bool:

@@ -187,6 +187,9 @@ def acceptance(runs: Run | Sequence[Run], *, title: str = "Acceptance by positio
     ]
     if not known:
         return message(title, "No acceptance was counted in these runs.")
+    known = [(name, r) for name, r in known if r.config.gamma]
+    if not known:
+        return message(title, "These runs drafted nothing (speculate=False): every step is one token a request.")
     figure = go.Figure()
     for i, (name, run) in enumerate(known):
         acc = run.acceptance

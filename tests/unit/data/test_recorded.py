@@ -74,6 +74,8 @@ def test_recordings_can_be_asked_for_by_toggle():
     assert set(lab.recorded(preset="seed", alloc="blocking")["name"]) == {"seed-ep1-tp2-bs1-blocking"}
     with pytest.raises(lab.LabError, match="Did you mean 'tp_size'"):
         lab.recorded(tp_sise=2)
+    with pytest.raises(lab.LabError, match=r"sheet='smal'.*Did you mean 'small'"):
+        lab.recorded(sheet="smal")
     assert list(lab.recorded(tp_size=64).columns) == list(lab.recorded().columns)
 
 

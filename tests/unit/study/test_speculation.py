@@ -39,6 +39,19 @@ def test_by_hand() -> None:
         lab.speculation([runs[0], replace(runs[1], config=cfg.replace(speculate=False, batch_size=2))])
 
 
+def test_a_run_has_one_twin() -> None:
+    """Without drafts every strategy is one path; the row is beside the run of its own."""
+    cfg = preset("tiny", batch_size=1)
+    runs = [
+        made(cfg.replace(speculate=speculate, alloc=alloc), us, accepted, f"{speculate}-{alloc}")
+        for alloc, us in (("none", 1000.0), ("blocking", 3000.0))
+        for speculate, accepted in ((True, (0, 0, 5, 5, 0, 0)), (False, (10,)))
+    ]
+    table = lab.speculation(runs)
+    assert list(table["name"]) == ["True-none", "True-blocking"]
+    assert list(table["plain_ms"]) == [1.0, 3.0]
+
+
 def test_live_arms_share_models_and_names_tell_them_apart(tmp_path) -> None:
     cfg = preset("tiny", device="cpu", batch_size=2)
     runs = lab.sweep(

@@ -157,6 +157,17 @@ def test_acceptance_states_the_identity() -> None:
     assert "1 + Σ" in figure.layout.title.text
 
 
+def test_acceptance_of_nothing_drafted_says_so() -> None:
+    plain = lab.load_run("small-speculation-ep1-bs1-plain-none")
+    shown = figures.acceptance(plain)
+    assert not shown.data
+    assert "speculate=False" in shown.layout.annotations[0].text
+    both = figures.acceptance([plain, lab.load_run("small-speculation-ep1-bs1-none")])
+    assert [t.name for t in both.data] == ["small-speculation-ep1-bs1-none: 1 + 3.74 = 4.74 (simulated)"]
+    assert "simulated" not in plain.label
+    assert not compare([plain])["accept_simulated"][0]
+
+
 def test_waits_leave_out_the_synchronise_that_ends_a_capture(tmp_path: Path) -> None:
     path = capture(tmp_path)
     trace = json.loads(path.read_text())

@@ -20,8 +20,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from dspark_lab.analysis.intervals import t_interval
+from dspark_lab.analysis.intervals import Interval, t_interval
 from dspark_lab.config import LabConfig, preset
+from dspark_lab.errors import LabError
 
 WAYS = ("dspark", "plain", "transformers")
 
@@ -124,14 +125,23 @@ def table(turns: list[dict[str, dict[str, Any]]]) -> list[str]:
         ratios = t_interval(
             np.log([t["dspark"]["tokens_per_s"] / t[way]["tokens_per_s"] for t in turns if "dspark" in t])
         )
-        said = f"{np.exp(ratios.mean):.2f} × [{np.exp(ratios.low):.2f}, {np.exp(ratios.high):.2f}]"
-        lines.append(f"{way:14}{of['tokens_per_s']:10.1f}{of['accept_length']:15.3f}{of['round_ms']:11.3f}   {said}")
+        lines.append(
+            f"{way:14}{of['tokens_per_s']:10.1f}{of['accept_length']:15.3f}{of['round_ms']:11.3f}   {_said(way, ratios)}"
+        )
     both = [t for t in turns if {"dspark", "plain"} <= t.keys()]
     if both:
         d, p = ([t[w] for t in both] for w in ("dspark", "plain"))
         even = np.mean([x["round_ms"] / y["round_ms"] for x, y in zip(d, p, strict=True)])
         lines.append(f"break-even accept length: {even:.2f}")
     return lines
+
+
+def _said(way: str, ratios: Interval) -> str:
+    """How much faster DSpark is: of one turn without an interval, and of nothing where it was not among the ways."""
+    if way == "dspark" or not ratios.n:
+        return ""
+    said = f"{np.exp(ratios.mean):.2f} ×"
+    return f"{said} [{np.exp(ratios.low):.2f}, {np.exp(ratios.high):.2f}]" if ratios.known else f"{said} (one turn)"
 
 
 def main() -> None:
@@ -148,6 +158,15 @@ def main() -> None:
         run = theirs if args.way == "transformers" else ours
         print(json.dumps(run(config_of(args, args.way), args.tokens)))
         return
+    for name, at_least in (("tokens", 1), ("turns", 1)):
+        if getattr(args, name) < at_least:
+            parser.error(f"--{name} is at least {at_least}.")
+    if strange := set(args.ways.split(",")) - {*WAYS}:
+        parser.error(f"--ways knows {', '.join(WAYS)}, not {', '.join(sorted(strange))}.")
+    try:
+        config_of(args, "dspark")
+    except LabError as e:
+        parser.error(str(e))
     ways = [w for w in args.ways.split(",") if w != "transformers" or find_spec("transformers")]
     turns = [{way: measured(args, way) for way in (ways if i % 2 == 0 else ways[::-1])} for i in range(args.turns)]
     print("\n".join(table(turns)))

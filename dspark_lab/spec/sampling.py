@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from dspark_lab.config.kinds import is_int, shown
@@ -91,7 +90,7 @@ def probabilities(logits: Tensor, rows: SamplingRows) -> Tensor:
     Top-p is of what top-k left, renormalised; among equally likely tokens the lower ids are kept. Without a synchronise.
     """
     logits = logits if logits.dtype == torch.float64 else logits.float()
-    greedy = F.one_hot(logits.argmax(dim=-1), logits.shape[-1]).to(logits.dtype)
+    greedy = torch.zeros_like(logits).scatter_(-1, logits.argmax(dim=-1, keepdim=True), 1.0)
     if rows.all_greedy:
         return greedy
     over_rows = (-1, *[1] * (logits.dim() - 1))

@@ -20,9 +20,15 @@ LONG = {"num_steps": 100_000, "profile_steps": 0}
 
 
 def cli(*args: object) -> subprocess.Popen[str]:
+    """With Ctrl-C as a terminal gives it: what a shell starts in the background ignores it, and so would this."""
     command = [sys.executable, "-m", "dspark_lab", *map(str, args)]
     return subprocess.Popen(
-        command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True, start_new_session=True
+        command,
+        stderr=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        text=True,
+        start_new_session=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
 
 

@@ -248,17 +248,37 @@ def everything(args: argparse.Namespace) -> None:
 
 
 def sweep(args: argparse.Namespace) -> None:
-    """Rates × seeds × heads on the same target, text, depth and steps; drafters are measured and not kept."""
-    started, jobs = time.perf_counter(), {}
-    for seed in SEEDS:
-        for rate in RATES:
-            for kind in SWEPT:
-                name = f"{kind}@{rate:g}@{seed}"
-                options = ("--name", name, "--rate", str(rate), "--seed", str(seed), "--steps", str(args.steps))
-                jobs[name] = part_command(args, "drafter", *options, "--source", str(args.source))
-    run_jobs(args, jobs, deadline=started + args.seconds)
+    """Rates × heads with the first seed, then each head's best rate with the others: as much search for every head.
+
+    The same target, text, depth and steps; drafters are measured and not kept.
+    """
+    started = time.perf_counter()
+    deadline = started + args.seconds
+    run_jobs(args, sweep_jobs(args, [(kind, rate, SEEDS[0]) for rate in RATES for kind in SWEPT]), deadline)
+    best = {kind: max(RATES, key=lambda rate: macro_of(args.out, kind, rate)) for kind in SWEPT}
+    say(best_rates=best, seconds=round(time.perf_counter() - started, 1))
+    run_jobs(args, sweep_jobs(args, [(kind, best[kind], seed) for seed in SEEDS[1:] for kind in SWEPT]), deadline)
     report(args)
     say(done=True, seconds=round(time.perf_counter() - started, 1))
+
+
+def sweep_jobs(args: argparse.Namespace, runs: list[tuple[str, float, int]]) -> dict[str, list[str]]:
+    return {
+        f"{kind}@{rate:g}@{seed}": part_command(
+            args, "drafter", "--name", f"{kind}@{rate:g}@{seed}", "--rate", str(rate), "--seed", str(seed),
+            "--steps", str(args.steps), "--source", str(args.source),
+        )
+        for kind, rate, seed in runs
+        if not (args.out / f"{kind}@{rate:g}@{seed}.note.json").is_file()
+    }  # fmt: skip
+
+
+def macro_of(out: Path, kind: str, rate: float) -> float:
+    """Accept length of the first seed's run, mean over the kinds of text; 0 where it did not finish."""
+    path = out / f"{kind}@{rate:g}@{SEEDS[0]}.note.json"
+    if not path.is_file():
+        return 0.0
+    return float(np.mean([text["accept_length"] for text in json.loads(path.read_text())["text"].values()]))
 
 
 # -- around them -------------------------------------------------------------------------------------------------------

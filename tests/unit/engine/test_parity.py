@@ -13,7 +13,7 @@ from dspark_lab.models.checkpoint import load_pair
 PARITY = Path(__file__).parents[2] / "data" / "parity"
 
 
-@pytest.mark.parametrize("folder", ["qwen3_vanilla_b5", "qwen3moe_vanilla_b7"])
+@pytest.mark.parametrize("folder", sorted(p.name for p in PARITY.iterdir()))
 @pytest.mark.parametrize("batch_size", [1, 3])
 def test_tokens_and_lengths_are_exact(folder: str, batch_size: int) -> None:
     spec = json.loads((PARITY / folder / "cases.json").read_text())

@@ -1,4 +1,7 @@
-"""Target and drafter against what DeepSpec computed from the same files: rounds 1 and 3, with plain steps between."""
+"""Target and drafter against what DeepSpec computed from the same files: rounds 1 and 3, with plain steps between.
+
+Two checkpoints were given; ``tests/bench/make_parity.py`` made the others: every head, γ 4 to 8, the embedding layer, confidences of each kind.
+"""
 
 from __future__ import annotations
 
@@ -45,11 +48,8 @@ class Rounds:
         hidden = self.drafter(self.plain.batch_of(ids, torch.tensor([seq_len]), self.slot, block=True), self.cache)
         proposal = self.drafter.propose(hidden, torch.tensor([anchor]))
         gather = self.drafter.vocab.gather
-        return hidden, replace(
-            proposal,
-            base_logits=gather(proposal.base_logits),
-            corrected_logits=gather(proposal.corrected_logits),
-        )
+        corrected = gather(proposal.corrected_logits)
+        return hidden, replace(proposal, base_logits=gather(proposal.base_logits), corrected_logits=corrected)
 
 
 def replay(r: Rounds, case: dict, threshold: float):
@@ -61,10 +61,9 @@ def replay(r: Rounds, case: dict, threshold: float):
     tokens, rounds, accepts, proposals = [*case["prompt"], anchor], [], [], []
     while seq_len < len(case["prompt"]) + 48:
         hidden, p = r.propose(anchor, seq_len)
-        rounds.append(
-            {"target_hidden": new_context[None], "block_hidden": hidden, **{k: getattr(p, k) for k in PROPOSED}}
-        )
-        below = (p.confidence[0] < threshold).nonzero()
+        proposed = {k: v for k in PROPOSED if (v := getattr(p, k)) is not None}
+        rounds.append({"target_hidden": new_context[None], "block_hidden": hidden, **proposed})
+        below = [] if p.confidence is None else (p.confidence[0] < threshold).nonzero()
         length = int(below[0]) if len(below) else r.drafter.block_size
         drafts = p.draft_tokens[0, :length].tolist()
         logits, aux = r.verify([anchor, *drafts], seq_len)
@@ -91,6 +90,17 @@ PROPOSED = ("base_logits", "corrected_logits", "draft_tokens", "confidence")
         ("qwen3moe_vanilla_b7", {}),
         ("qwen3moe_vanilla_b7", {"tp_size": 2}),
         ("qwen3moe_vanilla_b7", {"tp_size": 2, "ep_size": 2, "mask_padding": False}),
+        ("qwen3_gated_b4", {}),
+        ("qwen3_gated_b4", {"tp_size": 2}),
+        ("qwen3_rnn_b8", {}),
+        ("qwen3_rnn_b8", {"tp_size": 2}),
+        ("qwen3_rank0_b6", {}),
+        ("qwen3_vanilla_b6", {}),
+        ("qwen3moe_gated_b8", {}),
+        ("qwen3moe_rnn_b4", {}),
+        ("qwen3moe_rnn_b4", {"tp_size": 2, "ep_size": 2, "mask_padding": False}),
+        ("qwen3moe_rank0_b8", {}),
+        ("qwen3moe_rank0_b8", {"tp_size": 2, "ep_size": 2, "mask_padding": False}),
     ],
 )
 def test_parity(name, toggles, index, plain, record_property):

@@ -1,0 +1,55 @@
+"""DeepSpec's own evaluation loop on given models: nothing of it is vendored, its checkout's path comes from whoever calls."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+
+MODULE = "deepspec.eval.dspark.evaluator"
+
+
+def import_deepspec(path: Path) -> Any:
+    """The module with DeepSpec's DSpark evaluator, from the checkout at ``path``. Raises `FileNotFoundError` where it is none."""
+    if not (path / "deepspec" / "eval").is_dir():
+        raise FileNotFoundError(f"{path} is no checkout of deepseek-ai/DeepSpec: it has no folder deepspec/eval.")
+    if str(path) not in sys.path:
+        sys.path.insert(0, str(path))
+    from importlib import import_module
+
+    return import_module(MODULE)
+
+
+class Loop:
+    """Their proposing, verifying and updating, one prompt at a time; ``record`` is called with each round's proposal.
+
+    Their evaluator's constructor starts a process group and reads a data set: neither is needed for one prompt, so the object is
+    made without it. The recorder of confidences, which watches and decides nothing, stays off.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        target: Any,
+        drafter: Any,
+        *,
+        max_new_tokens: int,
+        temperature: float = 0.0,
+        confidence_threshold: float = 0.0,
+    ) -> None:
+        evaluator = import_deepspec(path).Qwen3DSparkEvaluator
+        self.evaluator = evaluator.__new__(evaluator)
+        self.evaluator.args = SimpleNamespace(
+            max_new_tokens=max_new_tokens, temperature=temperature, confidence_threshold=confidence_threshold
+        )
+        self.evaluator.target_model, self.evaluator.draft_model = target, drafter
+        self.evaluator.device = next(target.parameters()).device
+        self.evaluator.confidence_head_recorder = None
+
+    def generate(self, prompt: list[int]) -> Any:
+        """Their result for ``prompt``: ``output_ids`` [1, N + new], ``acceptance_lengths``, ``proposal_lengths``. No stop tokens."""
+        ids = torch.tensor([prompt], device=self.evaluator.device)
+        return self.evaluator.generate_one_sample(input_ids=ids, stop_token_ids=None)

@@ -24,8 +24,10 @@ TAKE_BOTH = ("symm_mem",)
 """Dispatchers that have a way of their own for rows that are alike; the others are handed chunks of them."""
 PADDING_POLICIES = ("mask", "zero", "ignore")
 EXPERT_LOADS = ("own", "uniform", "zipf", "one_hot", "adversarial")
-VERIFY = ("static", "threshold")
-LAYOUTS = ("padded",)
+VERIFY = ("static", "threshold", "scheduled")
+MIN_TEMPERATURE = 1e-5
+"""Below, logits over the temperature lose what tells them apart; 0 itself is greedy."""
+LAYOUTS = ("padded", "compact")
 TRANSFERS = ("none", "blocking", "non_blocking", "pinned", "persistent", "graph_slot")
 GUARDS = ("never", "always", "on_demand")
 

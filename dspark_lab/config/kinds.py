@@ -36,6 +36,8 @@ AT_LEAST: dict[str, int] = {
     "num_experts_per_tok": 0,
     "moe_intermediate_size": 0,
     "decoder_sparse_step": 1,
+    "top_k": 0,
+    "stop_token_ids": 0,
 }
 """Smallest legal value of the whole numbers that have one, by field."""
 

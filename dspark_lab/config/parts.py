@@ -161,9 +161,23 @@ class EngineConfig:
     """What the router does with padded rows where the mask is compiled in; dispatchers drop them under each."""
     speculate: bool = True
     """False: the target alone, one token a request and step; the drafter rests. What speculation is to be compared with."""
+    temperature: float = 0.0
+    """Of drafter and target alike; 0 is greedy."""
+    top_k: int = 0
+    """Keeps the k likeliest tokens; 0 keeps all."""
+    top_p: float = 1.0
+    """Then keeps the fewest of the likeliest tokens whose mass reaches p."""
+    stop_token_ids: tuple[int, ...] = ()
+    """A request ends behind the first of these that it commits."""
     verify: str = "static"
+    """How many drafts are verified: all; those before the first confidence below a threshold; a budget by expected gain and cost."""
     confidence_threshold: float = 0.0
     layout: str = "padded"
+    """Rows of the verify forward: whole blocks, or ``compact``: only what is verified, of all requests one behind the other."""
+    sps_path: str | None = None
+    """Step costs that ``verify="scheduled"`` reads, as `SpsProfile.save` writes them; None: nothing was measured, nothing is trimmed."""
+    sts_path: str | None = None
+    """Calibration of the confidences, as `StsTable.save` writes it; None: as the drafter gives them."""
     simulated_accept_length: float | None = None
     use_graph: bool = False
     overlap: bool = False

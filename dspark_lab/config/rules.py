@@ -7,7 +7,13 @@ import re
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from dspark_lab.config.choices import DISPATCHERS, foreign_dispatchers, is_dispatcher, parse_alloc
+from dspark_lab.config.choices import (
+    DISPATCHERS,
+    MIN_TEMPERATURE,
+    foreign_dispatchers,
+    is_dispatcher,
+    parse_alloc,
+)
 from dspark_lab.config.kinds import LEGAL, check_fields, shown
 from dspark_lab.config.parts import DecoderConfig
 from dspark_lab.errors import LabError, unknown
@@ -199,17 +205,55 @@ def _scalar(cfg: LabConfig) -> None:
         )
 
 
+def _sampling(cfg: LabConfig) -> None:
+    e, vocab = cfg.engine, cfg.model.target.vocab_size
+    if e.temperature != 0 and e.temperature < MIN_TEMPERATURE:
+        raise LabError(f"temperature={e.temperature!r} is neither 0 (greedy) nor at least {MIN_TEMPERATURE}.")
+    if not 0 < e.top_p <= 1:
+        raise LabError(f"top_p={e.top_p!r} is not above 0 and at most 1; 1 keeps every token.")
+    if e.temperature == 0 and (e.top_k > 1 or e.top_p < 1):
+        raise LabError(
+            f"top_k={e.top_k} and top_p={e.top_p!r} are not read at temperature=0.0, which takes the likeliest token; "
+            "choose a temperature above 0, or top_k=0 and top_p=1.0."
+        )
+    for token in e.stop_token_ids:
+        if token >= vocab:
+            raise LabError(
+                f"stop_token_ids holds {token}, which is beyond the vocabulary: legal ids are 0 to {vocab - 1}."
+            )
+    if e.temperature > 0 and e.simulated_accept_length is not None:
+        raise LabError(
+            f"simulated_accept_length={e.simulated_accept_length} draws what is accepted, and temperature={e.temperature!r} "
+            "samples it; choose temperature=0.0, or simulated_accept_length=None."
+        )
+    if e.stop_token_ids and e.simulated_accept_length is not None:
+        raise LabError(
+            f"stop_token_ids={list(e.stop_token_ids)} end a request, and simulated_accept_length={e.simulated_accept_length} "
+            "says how many tokens a step commits; choose stop_token_ids=[], or simulated_accept_length=None."
+        )
+
+
 def _verification(cfg: LabConfig) -> None:
     e, d = cfg.engine, cfg.model.drafter
-    if e.verify == "static" and e.confidence_threshold > 0:
+    if e.verify != "threshold" and e.confidence_threshold > 0:
         raise LabError(
-            f"confidence_threshold={e.confidence_threshold} is not read with verify='static', which verifies whole blocks; "
+            f"confidence_threshold={e.confidence_threshold} is not read with verify={e.verify!r}, which asks no threshold; "
             "choose verify='threshold'."
         )
-    if e.verify == "threshold" and not d.has_confidence:
+    if e.verify != "static" and not d.has_confidence:
         raise LabError(
-            f"verify='threshold' needs a confidence head and this drafter, of kind {d.drafter_kind!r}, has none; choose "
+            f"verify={e.verify!r} needs a confidence head and this drafter, of kind {d.drafter_kind!r}, has none; choose "
             "verify='static'."
+        )
+    for name, value, needs in (
+        ("sps_path", e.sps_path, "scheduled"), ("sts_path", e.sts_path, "threshold' or 'scheduled"),
+    ):  # fmt: skip
+        if value is not None and e.verify not in needs:
+            raise LabError(f"{name}={shown(value)} is not read with verify={e.verify!r}; choose verify='{needs}'.")
+    if e.layout == "compact" and cfg.parallel.attn_dp > 1:
+        raise LabError(
+            f"layout='compact' lays the rows of all requests one behind the other, and attn_dp={cfg.parallel.attn_dp} deals "
+            "requests out to ranks in whole blocks; choose layout='padded', or attn_dp=1."
         )
     sim = e.simulated_accept_length
     if sim is not None and not 1.0 <= sim <= d.block_size + 1:
@@ -279,6 +323,7 @@ RULES: tuple[Callable[[LabConfig], None], ...] = (
     _experts,
     _tensor_parallel,
     _scalar,
+    _sampling,
     _verification,
     _context,
 )

@@ -16,9 +16,11 @@ import torch
 from torch import Tensor
 
 from dspark_lab.config import LabConfig
-from dspark_lab.device import free_bytes, phase
+from dspark_lab.device import device_name, free_bytes, phase
 from dspark_lab.engine.agree import Agreement
+from dspark_lab.engine.demands import Demands, sampling_of
 from dspark_lab.engine.prefill import Prefill
+from dspark_lab.engine.relay import BudgetRelay, sts_scales
 from dspark_lab.engine.replays import RoundGraphs
 from dspark_lab.engine.request import Request
 from dspark_lab.engine.rounds import Rounds
@@ -28,6 +30,7 @@ from dspark_lab.models.decoder import Target
 from dspark_lab.models.kinds import AnyDrafter
 from dspark_lab.plan.memory import plan_memory
 from dspark_lab.plan.padding import bucket_for, chunk_ranks, slots_of, usable_buckets
+from dspark_lab.plan.tiers import tier_for, tiers_of
 
 LAG = 2
 """Rounds between a launch and the reading of its results, with ``overlap``."""
@@ -90,9 +93,11 @@ class DecodeEngine:
         *,
         buckets: Sequence[int] | None = None,
         groups: ParallelGroups | None = None,
+        demands: Demands | None = None,
     ) -> None:
         """``buckets``: which graphs to capture; by default all that the batch can shrink to. ``groups``: this rank's; without
-        them it decides alone. With several ranks this is a collective call."""
+        them it decides alone. ``demands`` of the requests that will join, by default what the config says. With several ranks
+        this is a collective call."""
         check_runnable(cfg)
         if cfg.engine.use_graph and device.type != "cuda":
             raise LabError(
@@ -111,7 +116,16 @@ class DecodeEngine:
             slots_of(cfg.engine.batch_size, parallel.attn_dp, 0)
         )  # of the fullest replica: shapes are alike
         max_rows = bucket_for(num_slots, self.buckets)
-        self.rounds = Rounds(cfg, target, drafter, device, max_rows, num_slots=num_slots, replica=groups.replica)
+        self.rounds = Rounds(
+            cfg, target, drafter, device, max_rows, num_slots=num_slots, replica=groups.replica, demands=demands,
+            scales=sts_scales(cfg),
+        )  # fmt: skip
+        self.relay = BudgetRelay(cfg, device_name(device)) if self.rounds.is_scheduled else None
+        self.tiers: list[int] | None = None
+        """Row counts of a compact verify forward; None where blocks are whole."""
+        if cfg.engine.layout == "compact" and self.gamma:
+            fitting = [b for b in self.buckets if b <= max_rows]
+            self.tiers = tiers_of(fitting, width=self.gamma + 1, chunks=chunk_ranks(parallel))
         self.lag = LAG if cfg.engine.overlap else 0
         self.active: list[Request] = []
         self.num_steps = 0
@@ -124,7 +138,9 @@ class DecodeEngine:
         self.reset()
         if buckets is None:
             buckets = [b for b in self.buckets if b <= max_rows]
-        self.graphs = RoundGraphs(self.rounds, cfg, buckets=buckets) if cfg.engine.use_graph else None
+        self.graphs = None
+        if cfg.engine.use_graph:
+            self.graphs = RoundGraphs(self.rounds, cfg, buckets=buckets, tiers=self.tiers)
 
     # -- requests ----------------------------------------------------------------------------------------------
 
@@ -137,6 +153,8 @@ class DecodeEngine:
         self._in_flight.clear()
         self.rounds.state.clear()
         self.rounds.num_rounds.zero_()
+        if self.relay is not None:
+            self.relay.clear()
         for layer in (*self.target.model.moe_layers, *self.drafter.moe_layers):
             layer.reads_scalar, layer.padding_policy = self.cfg.needs_scalar, self.cfg.engine.padding_policy
             if hasattr(layer.dispatcher, "fixed_sizes"):
@@ -182,10 +200,16 @@ class DecodeEngine:
             self._receive()
 
     def _enter(self, request: Request, slot: int, padded: int) -> None:
-        request.slot, n = slot, len(request.prompt)
-        first = self._prefill.run(request.prompt, slot, padded=padded)
-        row = len(self.active)
-        self.rounds.state.join(row, anchor=first, seq_len=n, slot=slot, limit=n + request.max_new_tokens)
+        request.slot, n, row = slot, len(request.prompt), len(self.active)
+        state, samplers, stop_ids = self.rounds.state, self.rounds.samplers, self.rounds.stop_ids
+        request.stop_token_ids = self.rounds.demands.stop_token_ids
+        if samplers is not None:
+            samplers.join(row, request.sampling or sampling_of(self.cfg), request.number)
+        first = self._prefill.run(request.prompt, slot, row, padded=padded)
+        state.join(row, anchor=first, seq_len=n, slot=slot, limit=n + request.max_new_tokens)
+        if stop_ids is not None:
+            limit = state.limits[row : row + 1]
+            limit.copy_(torch.where((first[:, None] == stop_ids).any(dim=1), 0, limit))
         request.seq_len = n
         self.active.append(request)
         self._send([request], first.reshape(1, 1), is_round=False)
@@ -198,7 +222,9 @@ class DecodeEngine:
         staying = [i for i, r in enumerate(self.active) if not r.finished]
         if len(staying) < len(self.active):
             self.active = [self.active[i] for i in staying]
-            self.rounds.state.keep(staying)
+            order = self.rounds.state.keep(staying)
+            if self.rounds.samplers is not None:
+                self.rounds.samplers.keep(order)
 
     # -- one round ---------------------------------------------------------------------------------------------
 
@@ -207,25 +233,49 @@ class DecodeEngine:
 
         With attention DP a collective call: a replica without requests takes part with padded rows.
         """
+        early = [] if self.relay is None else self._receive_until(self.num_steps - self.relay.lag)
         bs = len(self.active)
-        num_slots = self._agree_on_slots(bs)
+        budget = None if self.relay is None else self.relay.budget(self.num_steps, self.active)
+        num_slots = self._agree_on_slots(bs, budget)
         if not num_slots:
+            if early:
+                return early
             raise LabError("no request is active; join() one first.")
         b, max_keys = bucket_for(num_slots, self.buckets), self._max_keys()
-        self.num_real_rows += bs * self.rounds.rows_a_request
-        self.num_padded_rows += b * self.rounds.rows_a_request
+        if self.relay is not None:
+            self.rounds.budget.fill_(-1 if budget is None else budget)
         self._draft(bs, b, max_keys=max_keys, num_slots=num_slots)
         with phase("dspark::verify"):
-            if self.graphs is not None:
-                self.graphs.verify(bs, num_slots=num_slots)
-            else:
-                count = self._persistent_scalar(bs * (self.gamma + 1))
-                self.rounds.verify(b, max_keys=max_keys, num_requests=bs, num_token_non_padded=count)
+            verified = self._verify(bs, b, budget, max_keys=max_keys, num_slots=num_slots)
+        drafted = self.rounds.rows_a_request - self.rounds.width
+        self.num_real_rows += bs * drafted + verified[0]
+        self.num_padded_rows += b * drafted + verified[1]
         with phase("dspark::accept"):
             if bs:
                 self._send(self.active, self.rounds.results[:bs], is_round=True)
             self.num_steps += 1
-            return self._receive()
+            return early + self._receive()
+
+    def _verify(self, bs: int, b: int, budget: int | None, *, max_keys: int, num_slots: int) -> tuple[int, int]:
+        """The second half of a round; (real, padded) rows of its forward, real ones as far as the host knows."""
+        width = self.gamma + 1
+        if self.tiers is None:
+            if self.graphs is not None:
+                self.graphs.verify(bs, num_slots=num_slots)
+            else:
+                count = self._persistent_scalar(bs * width)
+                self.rounds.verify(b, max_keys=max_keys, num_requests=bs, num_token_non_padded=count)
+            return bs * width, b * width
+        real = bs * width if budget is None else bs + min(budget, bs * self.gamma)
+        tier = tier_for(real, self.tiers)
+        if self.graphs is not None:
+            self.graphs.verify_rows(real)
+        else:
+            self.rounds.verify(
+                b, max_keys=max_keys, num_requests=bs, num_token_non_padded=self._persistent_scalar(real),
+                compact_rows=tier, num_real_rows=real,
+            )  # fmt: skip
+        return real, tier
 
     def _draft(self, bs: int, b: int, *, max_keys: int, num_slots: int) -> None:
         """The first half of a round. Without speculation nothing but the host's work is left of it."""
@@ -242,19 +292,20 @@ class DecodeEngine:
                 scalar = self._persistent_scalar(bs * self.rounds.query_len)
             self.rounds.draft(b, max_keys=max_keys, num_requests=bs, num_token_non_padded=scalar)
 
-    def _agree_on_slots(self, bs: int) -> int:
-        """Requests of the fullest replica, which choose the bucket of all: what no rank may decide alone."""
-        what = f"step {self.num_steps}"
+    def _agree_on_slots(self, bs: int, budget: int | None) -> int:
+        """Requests of the fullest replica, which choose the bucket of all, and the budget of this one, which chooses a tier:
+        what no rank may decide alone."""
+        what, scheduled = f"step {self.num_steps}", -1 if budget is None else budget
         if self.cfg.parallel.attn_dp > 1:
-            return max(n for (n,) in self.agreement.of_replicas([bs], what))
-        self._confirm(what, prefill_rows=0)
+            return max(n for n, _ in self.agreement.of_replicas([bs, scheduled], what))
+        self._confirm(what, prefill_rows=0, budget=scheduled)
         return bs
 
-    def _confirm(self, what: str, *, prefill_rows: int) -> None:
+    def _confirm(self, what: str, *, prefill_rows: int, budget: int = -1) -> None:
         """That all ranks are about to do ``what`` alike, and have read the same results before it."""
         results, self._unconfirmed = self._unconfirmed, []
         graphs = int(self.graphs is not None)
-        shape = {"prefill_rows": prefill_rows, "requests": len(self.active), "graphs": graphs}
+        shape = {"prefill_rows": prefill_rows, "requests": len(self.active), "graphs": graphs, "verify_budget": budget}
         self.agreement.confirm(what, shape, results)
 
     def drain(self) -> list[Round]:
@@ -305,10 +356,15 @@ class DecodeEngine:
 
     def _receive(self) -> list[Round]:
         """Reads results that are at least ``lag`` rounds old; newer ones stay in flight."""
+        return self._receive_until(self.num_steps - self.lag - 1 + (not self.lag))
+
+    def _receive_until(self, index: int) -> list[Round]:
+        """Reads results up to round ``index``."""
         done: list[Round] = []
-        while self._in_flight and self._in_flight[0].index < self.num_steps - self.lag + (not self.lag):
+        waiting = bool(self._in_flight) and self._in_flight[0].index <= index
+        while self._in_flight and self._in_flight[0].index <= index:
             done += self._take(self._in_flight.popleft())
-        if done:
+        if waiting:
             self._retire()
         return done
 
@@ -319,21 +375,25 @@ class DecodeEngine:
         if self.groups.control is not None:
             self._unconfirmed += rows
         if not flight.is_round:
-            flight.rows[0].new_tokens.append(rows[0][0])
+            flight.rows[0].commit(rows[0][:1])
             return []
-        w, tokens, proposals = self.gamma + 1, [], []
+        columns, tokens, proposals = self.rounds.columns, [], []
+        if self.relay is not None:
+            self.relay.publish(flight.index, flight.rows, columns.confidence_of(rows))
         for request, row in zip(flight.rows, rows, strict=True):
-            if any(row[w + 2 :]):
-                raise _no_room(row[w + 2], flight.index, self.cfg)
-            if row[w] == 0:
+            if columns.lost(row):
+                raise _no_room(columns.lost(row), flight.index, self.cfg)
+            new = columns.tokens(row)
+            if not new:
                 continue  # it had finished when the round ran
-            new = row[: row[w]]
-            request.new_tokens += new
+            request.commit(new)
             request.acceptance_lengths.append(len(new))
-            request.proposal_lengths.append(row[w + 1])
+            request.proposal_lengths.append(columns.verified(row))
             request.seq_len += len(new)
+            if self.rounds.demands.keep_rounds:
+                request.rounds.append(columns.detail(row))
             tokens.append(new)
-            proposals.append(row[w + 1])
+            proposals.append(columns.verified(row))
         return [
             Round(
                 index=flight.index, tokens=tokens, accept_lengths=[len(t) for t in tokens], proposal_lengths=proposals
@@ -356,7 +416,7 @@ class DecodeEngine:
             return self.gamma + 1
         unread = sum(f.is_round for f in self._in_flight) + 1
         reach = max(min(r.seq_len + (self.gamma + 1) * unread, r.limit) for r in self.active)
-        return min(reach + self.gamma + 1, self.cfg.model.context_len)
+        return min(reach + self.gamma + 1, self.rounds.context_len)
 
     def _host_work(self) -> None:
         """Busy Python after the scalar's place: stands for a scheduler's work before the launch."""

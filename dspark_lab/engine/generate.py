@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 import torch
 
 from dspark_lab.config import LabConfig
+from dspark_lab.config.kinds import shown
 from dspark_lab.device import resolve
 from dspark_lab.engine.decode import DecodeEngine, check_runnable
+from dspark_lab.engine.demands import Demands, sampling_of
 from dspark_lab.engine.request import Request, check_limit, check_prompt, check_prompts
+from dspark_lab.engine.results import RoundDetail
 from dspark_lab.ep.groups import ParallelGroups, process_groups
+from dspark_lab.errors import LabError
 from dspark_lab.models.batch import ForwardBatch, ForwardMode
 from dspark_lab.models.decoder import Target
 from dspark_lab.models.kinds import AnyDrafter
 from dspark_lab.models.weights import build
+from dspark_lab.spec.sampling import Sampling
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,6 +33,10 @@ class Generated:
     """Committed tokens of each round, bonus included; not cut at ``max_new_tokens``."""
     proposal_lengths: list[int]
     """Drafts verified in each round, 0..γ."""
+    ended: str = "length"
+    """``stop``: the last token is a stop token; ``length``: cut at ``max_new_tokens``."""
+    rounds: list[RoundDetail] = field(default_factory=list)
+    """Each round's drafts and confidences, where `generate` was asked to keep them."""
 
 
 @torch.inference_mode()
@@ -35,12 +45,16 @@ def generate(
     prompts: list[list[int]],
     *,
     max_new_tokens: int | None = None,
+    sampling: Sequence[Sampling] | None = None,
+    keep_rounds: bool = False,
     models: tuple[Target, AnyDrafter] | None = None,
     groups: ParallelGroups | None = None,
 ) -> list[Generated]:
-    """Continues each prompt by speculative decoding, greedily and losslessly; batches of ``batch_size``, ragged prompts allowed.
+    """Continues each prompt by speculative decoding, losslessly; batches of ``batch_size``, ragged prompts allowed.
 
-    Where the config needs several ranks, each calls this with all prompts, in their process group, and gets all outputs.
+    ``sampling``: one a prompt, greedy ones among them; by default all as the config says. What a prompt draws goes by the
+    config's ``seed`` and its place in ``prompts``, not by what runs beside it. ``keep_rounds``: also each round's drafts and
+    confidences. Where the config needs several ranks, each calls this with all prompts, in their process group, and gets all outputs.
 
     ``models`` are built from ``cfg`` where not given, and so are the ``groups`` of its ranks. Raises `LabError` before the first step for a prompt that cannot run
     and for ``max_new_tokens`` below 1 (None: the config's).
@@ -49,12 +63,17 @@ def generate(
     check_prompts(prompts)
     for prompt in prompts:
         check_prompt(prompt, cfg, max_new_tokens=limit)
+    each = _sampling_of_each(cfg, sampling, len(prompts))
     device = resolve(cfg.engine.device)
     check_runnable(cfg)
     groups = groups or process_groups(cfg.parallel, device)
-    engine = DecodeEngine(cfg, *(models or build(cfg, device, groups)), device, groups=groups)
+    longest = max((len(p) for p in prompts), default=0) + limit
+    demands = Demands.of(cfg, each, keep_rounds=keep_rounds, longest=longest)
+    engine = DecodeEngine(cfg, *(models or build(cfg, device, groups)), device, groups=groups, demands=demands)
     mine = [i for i in range(len(prompts)) if i % cfg.engine.batch_size in engine.slots]
-    requests = {i: Request(prompt=[int(t) for t in prompts[i]], max_new_tokens=limit) for i in mine}
+    requests = {
+        i: Request(prompt=[int(t) for t in prompts[i]], max_new_tokens=limit, number=i, sampling=each[i]) for i in mine
+    }
     waiting = iter(requests.values())
     engine.admit(lambda _: next(waiting, None))
     while engine.any_active():
@@ -62,10 +81,30 @@ def generate(
         engine.admit(lambda _: next(waiting, None))
     engine.drain()
     done = [
-        (i, Generated(tokens=r.tokens, acceptance_lengths=r.acceptance_lengths, proposal_lengths=r.proposal_lengths))
+        (
+            i,
+            Generated(
+                tokens=r.tokens,
+                acceptance_lengths=r.acceptance_lengths,
+                proposal_lengths=r.proposal_lengths,
+                ended=r.ended,
+                rounds=r.rounds,
+            ),
+        )
         for i, r in requests.items()
     ]
     return [out for _, out in sorted(engine.of_all_replicas(done), key=lambda pair: pair[0])]
+
+
+def _sampling_of_each(cfg: LabConfig, sampling: Sequence[Sampling] | None, num_prompts: int) -> list[Sampling]:
+    if sampling is None:
+        return [sampling_of(cfg)] * num_prompts
+    for one in sampling:
+        if not isinstance(one, Sampling):
+            raise LabError(f"sampling holds {shown(one)}, which is no lab.Sampling; give one a prompt.")
+    if len(sampling) != num_prompts:
+        raise LabError(f"sampling has {len(sampling)} settings and there are {num_prompts} prompts; give one a prompt.")
+    return list(sampling)
 
 
 @torch.inference_mode()

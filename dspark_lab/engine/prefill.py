@@ -21,13 +21,17 @@ class Prefill:
     def __init__(self, cfg: LabConfig, rounds: Rounds, scalar: Callable[[int], Tensor | None]) -> None:
         self.cfg, self.rounds, self.scalar = cfg, rounds, scalar
 
-    def run(self, prompt: list[int], slot: int, *, padded: int | None = None) -> Tensor:
-        """The first new token [1] int64, on the device. ``padded``: rows of the forwards in all, at least the prompt's."""
+    def run(self, prompt: list[int], slot: int, row: int, *, padded: int | None = None) -> Tensor:
+        """The first new token [1] int64, on the device, of the request in ``row`` of the batch. ``padded``: rows of the
+        forwards in all, at least the prompt's."""
         num_rows = padded or len(prompt)
         ids = self.rounds.state.upload(prompt + [0] * (num_rows - len(prompt)))
         last = self._chunks(ids, slot, num_real=len(prompt))
         assert last is not None
-        return self.rounds.target.argmax(last)
+        target, samplers = self.rounds.target, self.rounds.samplers
+        if samplers is None:
+            return target.argmax(last)
+        return samplers.first_token(row, target.logits(last), len(prompt) - 1)
 
     def idle(self, padded: int) -> None:
         """Takes part in the others' collectives: ``padded`` rows of the dummy slot, none of them real."""
@@ -49,7 +53,7 @@ class Prefill:
         """The forward of ``ids`` at positions from ``start`` on. Rows from ``real`` on write K/V that nobody reads: a row
         sees what lies before it, and what a request has not reached is written again when it gets there."""
         r, n = self.rounds, len(ids)
-        end = min(start + n, self.cfg.model.context_len)
+        end = min(start + n, r.context_len)
         positions = torch.arange(start, start + n, device=r.device).clamp(max=end - 1)
         batch = ForwardBatch(
             forward_mode=ForwardMode.EXTEND if real else ForwardMode.IDLE,

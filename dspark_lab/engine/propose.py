@@ -9,9 +9,9 @@ from dspark_kernels.rounds import Rows
 from dspark_lab.config import LabConfig
 from dspark_lab.engine.alloc import ScalarSource
 from dspark_lab.models.batch import ForwardBatch, ForwardMode
+from dspark_lab.models.drafter import Pick, Proposal
 from dspark_lab.models.kinds import AnyDrafter
 from dspark_lab.models.kvcache import KVCache
-from dspark_lab.spec.accept import proposal_lengths
 
 
 class DraftBlockProposer:
@@ -53,11 +53,8 @@ class DraftBlockProposer:
         batch.validate(self.cfg.parallel, mask_padding=self.cfg.engine.mask_padding)
         return batch
 
-    def propose(self, batch: ForwardBatch, anchors: Tensor) -> tuple[Tensor, Tensor]:
-        """Draft tokens [B, γ] and how many of them to verify [B], both int64. Without a threshold nobody reads confidence."""
-        threshold = self.cfg.engine.confidence_threshold
-        proposal = self.drafter.draft(batch, self.cache, anchors, with_confidence=threshold > 0.0)
-        if proposal.lengths is not None:
-            return proposal.draft_tokens, proposal.lengths
-        b = anchors.shape[0]
-        return proposal.draft_tokens, proposal_lengths(proposal.confidence, threshold, b, self.gamma, self._device)
+    def propose(
+        self, batch: ForwardBatch, anchors: Tensor, *, with_confidence: bool = False, pick: Pick | None = None
+    ) -> Proposal:
+        """A block of each request; ``pick`` None is greedy. Confidence is computed only where somebody reads it."""
+        return self.drafter.draft(batch, self.cache, anchors, with_confidence=with_confidence, pick=pick)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from torch import Tensor
 
@@ -24,16 +25,22 @@ class RoundGraphs:
         cfg: LabConfig,
         *,
         buckets: Sequence[int] | None = None,
+        tiers: Sequence[int] | None = None,
         checks: Checks = Checks(),  # noqa: B008 - frozen
     ) -> None:
-        """``buckets``: which to capture; by default all that the batch can shrink to."""
+        """``buckets``: which to capture; by default all that the batch can shrink to. ``tiers``: row counts of the verify
+        graphs, where blocks are not whole."""
         self.rounds, self.cfg = rounds, cfg
         self.buckets = buckets or [b for b in cfg.engine.buckets if b <= rounds.state.max_rows]
         self._predicate = cfg.needs_scalar
         self._writes_slot = cfg.engine.how.transfer == "graph_slot"
         self._slots_hold: dict[str, int] = {}
         self.drafts = self._runner("draft", rounds.draft, rounds.query_len, checks) if rounds.gamma else None
-        self.verifies = self._runner("verify", rounds.verify, rounds.width, checks)
+        self.tiers = tiers
+        if tiers is None:
+            self.verifies = self._runner("verify", rounds.verify, rounds.width, checks)
+        else:
+            self.verifies = self._tier_runner(tiers, checks)
         self.capture()
 
     def capture(self) -> None:
@@ -65,6 +72,13 @@ class RoundGraphs:
         given = self._slot_value(self.verifies, bs) if self._predicate else None
         self.verifies.replay(slots, num_token_non_padded=given)
 
+    def verify_rows(self, num_rows: int) -> None:
+        """Replays the verify graph of the smallest tier that holds ``num_rows`` compact rows."""
+        self._admit(self.verifies, num_rows)
+        self.verifies.replay(
+            num_rows, num_token_non_padded=self._slot_value(self.verifies, num_rows) if self._predicate else None
+        )
+
     def report(self) -> list[dict[str, Any]]:
         """Capture time and memory by graph and bucket."""
         return [row for runner in self._runners for row in runner.report()]
@@ -93,17 +107,47 @@ class RoundGraphs:
             raise LabError(f"{runner.name} graph cannot be replayed: {reason}.")
 
     def _runner(self, name: str, fn: Callable[..., None], width: int, checks: Checks) -> GraphRunner:
-        rounds, context = self.rounds, self.cfg.model.context_len
+        rounds, context = self.rounds, self.rounds.context_len
 
         def captured(rows: Tensor, num_token_non_padded: Tensor | None = None) -> Tensor:
             b = rows.shape[0]
             fn(b, max_keys=context, num_requests=b, num_token_non_padded=num_token_non_padded)
             return rounds.packed[:b]
 
+        return self._graph_runner(captured, rounds.state.anchors, self.buckets, width, checks, name)
+
+    def _tier_runner(self, tiers: Sequence[int], checks: Checks) -> GraphRunner:
+        """Verify graphs by rows. A tier of T rows has room for T requests, or for all that there are."""
+        rounds, context = self.rounds, self.rounds.context_len
+
+        def captured(rows: Tensor, num_token_non_padded: Tensor | None = None) -> Tensor:
+            b = min(rows.shape[0], rounds.state.max_rows)
+            rounds.verify(
+                b,
+                max_keys=context,
+                num_requests=b,
+                num_token_non_padded=num_token_non_padded,
+                compact_rows=rows.shape[0],
+            )
+            return rounds.packed[:b]
+
+        markers = torch.zeros(max(tiers), dtype=torch.int64, device=rounds.device)  # there is nothing to fill in
+        return self._graph_runner(captured, markers, tiers, 1, checks, "verify")
+
+    def _graph_runner(
+        self,
+        captured: Callable[..., Tensor],
+        rows: Tensor,
+        buckets: Sequence[int],
+        width: int,
+        checks: Checks,
+        name: str,
+    ) -> GraphRunner:
+        rounds = self.rounds
         return GraphRunner(
             captured,
-            {"rows": StaticInput(buffer=rounds.state.anchors, pad=None)},
-            buckets=self.buckets,
+            {"rows": StaticInput(buffer=rows, pad=None)},
+            buckets=buckets,
             device=rounds.device,
             width=width,
             predicate=lambda: self._predicate,

@@ -9,7 +9,9 @@ import numpy as np
 
 from dspark_lab.config import LabConfig
 from dspark_lab.config.kinds import is_int, shown
+from dspark_lab.engine.results import RoundDetail
 from dspark_lab.errors import LabError
+from dspark_lab.spec.sampling import Sampling
 
 
 @dataclass(kw_only=True)
@@ -18,6 +20,11 @@ class Request:
 
     prompt: list[int]
     max_new_tokens: int
+    number: int = 0
+    """Which request of the workload: names its random numbers."""
+    sampling: Sampling | None = None
+    """None: as the config says."""
+    stop_token_ids: tuple[int, ...] = ()
     slot: int = -1
     seq_len: int = 0
     """Positions in the caches: where the anchor will sit."""
@@ -25,6 +32,10 @@ class Request:
     """Committed after the prompt: the prefill's token, then every round's; the last one is the anchor."""
     acceptance_lengths: list[int] = field(default_factory=list)
     proposal_lengths: list[int] = field(default_factory=list)
+    rounds: list[RoundDetail] = field(default_factory=list)
+    """Of every round, where the engine keeps them."""
+    stopped: bool = False
+    """A stop token was committed: the last of `new_tokens`."""
 
     @property
     def limit(self) -> int:
@@ -33,8 +44,20 @@ class Request:
 
     @property
     def finished(self) -> bool:
-        """Rounds run while Σ accept_length < max_new_tokens."""
-        return sum(self.acceptance_lengths) >= self.max_new_tokens
+        """Rounds run while Σ accept_length < max_new_tokens, and until a stop token."""
+        return self.stopped or sum(self.acceptance_lengths) >= self.max_new_tokens
+
+    @property
+    def ended(self) -> str:
+        """``stop`` where the output ends in a stop token, ``length`` where it was cut at ``max_new_tokens``, else ``running``."""
+        if self.stopped and len(self.new_tokens) <= self.max_new_tokens:
+            return "stop"
+        return "length" if self.finished else "running"
+
+    def commit(self, tokens: list[int]) -> None:
+        """Adds what the prefill or a round committed; the device has cut it behind the first stop token."""
+        self.new_tokens += tokens
+        self.stopped = bool(tokens) and tokens[-1] in self.stop_token_ids
 
     @property
     def tokens(self) -> list[int]:
@@ -74,12 +97,12 @@ def check_prompt(prompt: list[int], cfg: LabConfig, *, max_new_tokens: int) -> N
             raise LabError(f"prompt id {shown(token)} is not a whole number; legal ids are 0 to {vocab - 1}.")
         if not 0 <= token < vocab:
             raise LabError(f"prompt id {shown(token)} is beyond the vocabulary: legal ids are 0 to {vocab - 1}.")
-    need = len(prompt) + max_new_tokens + cfg.model.drafter.block_size + 1
+    need = len(prompt) + max_new_tokens
     if need > cfg.model.context_len:
         raise LabError(
-            f"a prompt of {len(prompt)} with max_new_tokens={max_new_tokens} and a block of {cfg.model.drafter.block_size + 1} "
-            f"needs {need} positions, over context_len={cfg.model.context_len}; shorten the prompt or lower max_new_tokens to "
-            f"at most {max(cfg.model.context_len - need + max_new_tokens, 0)}."
+            f"a prompt of {len(prompt)} with max_new_tokens={max_new_tokens} needs {need} positions, over "
+            f"context_len={cfg.model.context_len}; shorten the prompt or lower max_new_tokens to at most "
+            f"{max(cfg.model.context_len - need + max_new_tokens, 0)}."
         )
 
 
@@ -95,5 +118,10 @@ def workload(cfg: LabConfig, *, first: int = 0, stride: int = 1) -> Iterator[Req
         rng = np.random.default_rng([cfg.seed, index])
         ids = rng.integers(0, vocab - 1, cfg.engine.prompt_len)
         ids[ids >= mask] += 1
-        yield Request(prompt=ids.tolist(), max_new_tokens=cfg.engine.max_new_tokens)
+        yield Request(
+            prompt=ids.tolist(),
+            max_new_tokens=cfg.engine.max_new_tokens,
+            number=index,
+            stop_token_ids=cfg.engine.stop_token_ids,
+        )
         index += stride

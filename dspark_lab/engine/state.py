@@ -47,17 +47,21 @@ class BatchState:
         self.table.zero_()
         self.table[SLOT].fill_(self.dummy_slot)
 
-    def keep(self, rows: Sequence[int]) -> None:
-        """Moves ``rows`` to the front, in order, and pads the rest; in stream order, without a synchronise."""
-        order = [*rows, *[self.max_rows] * (self.max_rows - len(rows)), self.max_rows]
-        self.table.copy_(self.table[:, self.upload(order)])
+    def keep(self, rows: Sequence[int]) -> Tensor:
+        """Moves ``rows`` to the front, in order, and pads the rest; in stream order, without a synchronise.
+
+        Returns the order [max_rows + 1] on the device: which row each of them was.
+        """
+        order = self.upload([*rows, *[self.max_rows] * (self.max_rows - len(rows)), self.max_rows])
+        self.table.copy_(self.table[:, order])
+        return order
 
     def join(self, row: int, *, anchor: Tensor, seq_len: int, slot: int, limit: int) -> None:
         """Fills ``row``; ``anchor`` is a one-element tensor on the device."""
         self.table[SEQ_LEN:, row].copy_(self.upload([seq_len, slot, limit]))
         self.table[ANCHOR, row : row + 1].copy_(anchor.reshape(1))
 
-    def upload(self, values: Sequence[int]) -> Tensor:
-        """``values`` as int64 on the device; from pinned memory on a GPU, so that the host does not wait."""
-        host = torch.tensor(values, dtype=torch.int64, pin_memory=self.device.type == "cuda")
+    def upload(self, values: Sequence[float], dtype: torch.dtype = torch.int64) -> Tensor:
+        """``values`` on the device; from pinned memory on a GPU, so that the host does not wait."""
+        host = torch.tensor(values, dtype=dtype, pin_memory=self.device.type == "cuda")
         return host.to(self.device, non_blocking=True)

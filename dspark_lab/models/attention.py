@@ -79,7 +79,8 @@ def rows_of(batch: ForwardBatch, cache: KVCache, rope: Rope, cfg: DecoderConfig,
     group = cfg.num_attention_heads // cfg.num_key_value_heads
     cos, sin = rope(batch.positions, dtype)
     keys = torch.arange(batch.max_keys, device=batch.positions.device)
-    seen = keys < batch.key_limits.view(batch.batch_size, 1, batch.num_tokens_per_req, 1)
+    limits = batch.key_limits if batch.ragged is None else batch.ragged.key_limits
+    seen = keys < limits.view(batch.batch_size, 1, batch.num_tokens_per_req, 1)
     return Rows(batch=batch, cache=cache, slots=batch.token_slots, cos=cos, sin=sin, mask=seen.repeat(1, 1, group, 1))
 
 
@@ -117,9 +118,13 @@ class Attention(nn.Module):
         rows.cache.write(layer, rows.slots, rows.batch.positions, k, v)
         k, v = rows.cache.read(layer, rows.batch.req_slots, rows.batch.max_keys)
         q = rotate(self.q_norm(self.q_proj(x).view(x.shape[0], self.num_heads, self.head_dim)), rows.cos, rows.sin)
+        ragged = rows.batch.ragged
+        if ragged is not None:  # K and V lie by request, so the rows go to their places and back
+            q = ragged.index.to_places(q)
         # The query heads of one K/V head become rows of one matrix: K and V are read once and never repeated.
         q = q.view(b, q_rows, self.num_kv_heads, group, self.head_dim).permute(0, 2, 3, 1, 4)
         q = q.reshape(b, self.num_kv_heads, group * q_rows, self.head_dim)
         y = F.scaled_dot_product_attention(q, k.transpose(1, 2), v.transpose(1, 2), attn_mask=rows.mask)
         y = y.view(b, self.num_kv_heads, group, q_rows, self.head_dim).permute(0, 3, 1, 2, 4)
-        return self.o_proj(y.reshape(b * q_rows, self.num_heads * self.head_dim))
+        y = y.reshape(b * q_rows, self.num_heads * self.head_dim)
+        return self.o_proj(y if ragged is None else ragged.index.to_rows(y))

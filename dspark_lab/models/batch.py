@@ -11,6 +11,7 @@ from torch import Tensor
 from dspark_lab.config.parts import ParallelConfig
 from dspark_lab.errors import LabError
 from dspark_lab.plan.padding import enable_num_token_non_padded
+from dspark_lab.spec.compact import Compact
 
 
 class ForwardMode(Enum):
@@ -22,6 +23,15 @@ class ForwardMode(Enum):
     """A block of rows a request: the target's verification, and the drafter's block too."""
     IDLE = "idle"
     """No real rows: a rank that takes part in collectives only."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ragged:
+    """The rows of a compact batch among the places of a padded one: what attention reads by request. See `spec.compact`."""
+
+    index: Compact
+    key_limits: Tensor
+    """[B*Q] int64 of the places."""
 
 
 @dataclass(kw_only=True)
@@ -53,10 +63,15 @@ class ForwardBatch:
     spec_algorithm: str = "DSPARK"
     slots_by_row: Tensor | None = None
     """[B*Q] int64, `req_slots` by row, where whoever made the batch has it already."""
+    ragged: Ragged | None = None
+    """Where requests have different numbers of rows: then T is what `input_ids` holds, at most B*Q, and the shapes above that
+    say [B*Q] are [T]."""
 
     @property
     def num_tokens(self) -> int:
-        """T = B*Q: rows of the forward."""
+        """T: rows of the forward, B*Q unless it is ragged."""
+        if self.ragged is not None:
+            return self.ragged.index.places.shape[0]
         return self.batch_size * self.num_tokens_per_req
 
     @property
@@ -91,7 +106,8 @@ class ForwardBatch:
         shape, q = tuple(tensor.shape), self.num_tokens_per_req
         if shape != (rows,):
             raise LabError(
-                f"{name} has shape {shape} and must have ({rows},): batch_size {self.batch_size}, {q} rows each."
+                f"{name} has shape {shape} and must have ({rows},): batch_size {self.batch_size}, {q} rows each"
+                f"{'' if self.ragged is None else ' at most'}."
             )
         if tensor.dtype != torch.int64:
             raise LabError(f"{name} has dtype {tensor.dtype} and must have torch.int64.")

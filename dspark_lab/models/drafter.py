@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -19,6 +20,9 @@ from dspark_lab.models.heads import ConfidenceHead, MarkovHead, markov_head
 from dspark_lab.models.kvcache import KVCache
 from dspark_lab.models.shards import column_linear, linear
 
+Pick = Callable[[int, Tensor], Tensor]
+"""(slot 0..γ−1, this rank's corrected logits [B, V_local]) to the draft tokens [B] int64 of that slot."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Proposal:
@@ -29,8 +33,8 @@ class Proposal:
     base_logits: Tensor
     """[B, γ, V] of the parallel stage; at TP > 1 this rank's columns, which ``drafter.vocab.gather`` puts together."""
     corrected_logits: Tensor | None
-    """As `base_logits`, with the Markov head's share; `draft_tokens` are the argmax over the whole vocabulary. None where the
-    fused walk ran, which stores none."""
+    """As `base_logits`, with the Markov head's share; greedy `draft_tokens` are the argmax over the whole vocabulary. None where
+    the fused walk ran, which stores none."""
     confidence: Tensor | None
     """[B, γ] float32 within 0 to 1, not cumulative; None without a confidence head, or where nobody asked."""
     lengths: Tensor | None = None
@@ -92,34 +96,53 @@ class Drafter(Decoder):
         hidden, _ = self.run(batch, cache)
         return hidden.view(batch.batch_size, batch.num_tokens_per_req, -1)[:, self.query_len - self.block_size :]
 
-    def draft(self, batch: ForwardBatch, cache: KVCache, anchors: Tensor, *, with_confidence: bool = True) -> Proposal:
-        """A block for each request of ``batch``, from ``anchors`` [B]: what every kind of drafter can do."""
-        return self.propose(self.forward(batch, cache), anchors, with_confidence=with_confidence)
+    def draft(
+        self,
+        batch: ForwardBatch,
+        cache: KVCache,
+        anchors: Tensor,
+        *,
+        with_confidence: bool = True,
+        pick: Pick | None = None,
+    ) -> Proposal:
+        """A block for each request of ``batch``, from ``anchors`` [B]: what every kind of drafter can do. ``pick`` chooses each
+        token, left to right; None takes the likeliest."""
+        return self.propose(self.forward(batch, cache), anchors, with_confidence=with_confidence, pick=pick)
 
-    def propose(self, block_hidden: Tensor, anchors: Tensor, *, with_confidence: bool = True) -> Proposal:
-        """Greedy draft tokens from ``block_hidden`` [B, γ, H], left to right from ``anchors`` [B]."""
+    def propose(
+        self, block_hidden: Tensor, anchors: Tensor, *, with_confidence: bool = True, pick: Pick | None = None
+    ) -> Proposal:
+        """Draft tokens from ``block_hidden`` [B, γ, H], left to right from ``anchors`` [B]; greedy ones without ``pick``."""
         base = self.lm_head(block_hidden)
         embedded: Tensor | None = None
         if self.markov_head is None:
-            corrected, tokens = base, self.vocab.argmax(base)
-        elif type(self.markov_head) is MarkovHead and fused.suits(base) and self.tp.size == 1:
+            corrected = base
+            tokens = self.vocab.argmax(base) if pick is None else _each(pick, base)
+        elif pick is None and type(self.markov_head) is MarkovHead and fused.suits(base) and self.tp.size == 1:
             w1, w2 = self.markov_head.markov_w1.weight, self.markov_head.markov_w2.weight
             walk = markov_walk(base, anchors, w1, w2)
             corrected, tokens, embedded = None, walk.tokens, walk.embedded
         else:
-            corrected, tokens, embedded = self._walk(self.markov_head, base, anchors, block_hidden)
+            corrected, tokens, embedded = self._walk(self.markov_head, base, anchors, block_hidden, pick)
         confidence = None
         if self.confidence_head is not None and with_confidence:
             confidence = self.confidence_head(block_hidden, embedded if self.confidence_with_markov else None)
         return Proposal(draft_tokens=tokens, base_logits=base, corrected_logits=corrected, confidence=confidence)
 
-    def _walk(self, head: MarkovHead, base: Tensor, anchors: Tensor, hidden: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def _walk(
+        self, head: MarkovHead, base: Tensor, anchors: Tensor, hidden: Tensor, pick: Pick | None
+    ) -> tuple[Tensor, Tensor, Tensor]:
         """Corrected logits as ``base``, tokens [B, γ] and W1 of each token's predecessor [B, γ, r]; one gather a token."""
         previous, state, logits, tokens, embedded = anchors, None, [], [], []
         for k in range(base.shape[1]):
             embedded.append(head.embed(previous))
             bias, state = head.step(embedded[-1], hidden[:, k], state)
             logits.append(base[:, k] + bias)
-            previous = self.vocab.argmax(logits[-1])
+            previous = self.vocab.argmax(logits[-1]) if pick is None else pick(k, logits[-1])
             tokens.append(previous)
         return torch.stack(logits, dim=1), torch.stack(tokens, dim=1), torch.stack(embedded, dim=1)
+
+
+def _each(pick: Pick, logits: Tensor) -> Tensor:
+    """[B, γ] tokens of slots that do not depend on each other."""
+    return torch.stack([pick(k, logits[:, k]) for k in range(logits.shape[1])], dim=1)

@@ -18,7 +18,7 @@ from dspark_lab.ep.groups import ONE_RANK, RankGroup
 from dspark_lab.models.attention import Attention, RMSNorm, rows_of
 from dspark_lab.models.batch import ForwardBatch
 from dspark_lab.models.decoder import Decoder
-from dspark_lab.models.drafter import Proposal
+from dspark_lab.models.drafter import Pick, Proposal
 from dspark_lab.models.kvcache import KVCache
 from dspark_lab.models.shards import column_linear, linear
 
@@ -88,8 +88,16 @@ class EagleDrafter(Decoder):
         k, v = self.layer.self_attn.keys_values(x, cos, sin)
         cache.write(0, slots, positions, k, v)
 
-    def draft(self, batch: ForwardBatch, cache: KVCache, anchors: Tensor, *, with_confidence: bool = True) -> Proposal:
-        """Greedy draft tokens [B, γ] from ``anchors`` [B]; ``batch`` holds one row a request, the anchor's.
+    def draft(
+        self,
+        batch: ForwardBatch,
+        cache: KVCache,
+        anchors: Tensor,
+        *,
+        with_confidence: bool = True,
+        pick: Pick | None = None,
+    ) -> Proposal:
+        """Draft tokens [B, γ] from ``anchors`` [B], greedy without ``pick``; ``batch`` holds one row a request, the anchor's.
 
         Every step writes its K/V at its own position, where `write_context` overwrites those that are committed.
         """
@@ -108,7 +116,7 @@ class EagleDrafter(Decoder):
             )
             state = self._forward(at, cache, state)
             logits.append(self.lm_head(self.norm(state)))
-            previous = self.vocab.argmax(logits[-1])
+            previous = self.vocab.argmax(logits[-1]) if pick is None else pick(k, logits[-1])
             tokens.append(previous)
         stacked = torch.stack(logits, dim=1)
         return Proposal(

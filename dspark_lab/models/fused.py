@@ -117,7 +117,13 @@ def attend(
         cache.v[layer],
         attention.q_norm.eps,
     )
-    y = decode_attention(q, cache.k[layer], cache.v[layer], batch.req_slots, batch.key_limits)
+    ragged = batch.ragged
+    if ragged is None:
+        y = decode_attention(q, cache.k[layer], cache.v[layer], batch.req_slots, batch.key_limits)
+    else:
+        q = ragged.index.to_places(q)
+        y = decode_attention(q, cache.k[layer], cache.v[layer], batch.req_slots, ragged.key_limits)
+        y = ragged.index.to_rows(y)
     whole = attention.o_proj.tp.size == 1 and attention.o_proj.bias is None
     return product(y, attention.o_proj.weight) if whole else attention.o_proj(y)
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from dspark_lab.config.parts import ModelConfig
 from dspark_lab.models.batch import ForwardBatch
 from dspark_lab.models.decoder import DecoderLayer
-from dspark_lab.models.drafter import Proposal
+from dspark_lab.models.drafter import Pick, Proposal
 from dspark_lab.models.kvcache import KVCache
 from dspark_lab.models.moe import MoE
 
@@ -60,8 +60,19 @@ class LookupDrafter(nn.Module):
         assert tokens is not None, "tokens are all that it reads"
         cache.tokens[slots, positions] = tokens
 
-    def draft(self, batch: ForwardBatch, cache: KVCache, anchors: Tensor, *, with_confidence: bool = True) -> Proposal:
-        """Up to γ tokens a request from ``anchors`` [B], which stand at ``batch.positions`` [B]; shapes depend on no value."""
+    def draft(
+        self,
+        batch: ForwardBatch,
+        cache: KVCache,
+        anchors: Tensor,
+        *,
+        with_confidence: bool = True,
+        pick: Pick | None = None,
+    ) -> Proposal:
+        """Up to γ tokens a request from ``anchors`` [B], which stand at ``batch.positions`` [B]; shapes depend on no value.
+
+        It finds its tokens and has nothing to ``pick`` from.
+        """
         assert isinstance(cache, TokenCache)
         history, last = cache.tokens[batch.req_slots], batch.positions
         history = history.scatter(1, last[:, None], anchors[:, None])

@@ -79,6 +79,10 @@ class Scheduler:
         for old in [i for i in self._published if i < round_index - self.lag]:
             del self._published[old]
 
+    def clear(self) -> None:
+        """Forgets what was published: rounds are counted anew."""
+        self._published.clear()
+
     def budget(self, round_index: int, requests: Sequence[Hashable]) -> int | None:
         """K of round ``round_index`` over the rows ``requests``; None, which verifies whole blocks, where the round ``lag``
         before published nothing. Rows that were not in it count as certain to survive."""

@@ -12,11 +12,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from dspark_lab.config.choices import MIN_TEMPERATURE
 from dspark_lab.config.kinds import is_int, shown
 from dspark_lab.errors import LabError
-
-MIN_TEMPERATURE = 1e-5
-"""Below, logits over the temperature lose what tells them apart; 0 itself is greedy."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,11 +112,12 @@ def _cut(probs: Tensor, top_k: Tensor, top_p: Tensor) -> Tensor:
 def draw(weights: Tensor, noise: Tensor) -> Tensor:
     """A token [..] int64 from each of ``weights`` [.., V] (at least 0, of any sum above it) by one uniform ``noise`` [..].
 
-    By the inverse of the cumulative sum in float64; a token without weight is never drawn.
+    By the inverse of the cumulative sum in float64; a token without weight is never drawn. Weights that are none (NaN, of a
+    padded row) give some id of the vocabulary.
     """
     cumulative = weights.to(torch.float64).cumsum(dim=-1)
     at = (noise.to(torch.float64) * cumulative[..., -1])[..., None]
-    return torch.searchsorted(cumulative, at, right=True).squeeze(-1)
+    return torch.searchsorted(cumulative, at, right=True).squeeze(-1).clamp(max=weights.shape[-1] - 1)
 
 
 def _is_number(value: object) -> bool:

@@ -54,8 +54,8 @@ class CutRounds(Rounds):
             num_requests=num_requests,
             num_token_non_padded=num_token_non_padded,
         )
-        drafts, _ = self.proposer.propose(batch, self.state.anchors[:b])
-        self.drafts[:b].copy_(drafts[:, : self.width - 1])
+        proposal = self.proposer.propose(batch, self.state.anchors[:b], with_confidence=self.with_confidence)
+        self.drafts[:b].copy_(proposal.draft_tokens[:, : self.width - 1])
 
     def build_verify_batch(
         self, b: int, *, max_keys: int, num_requests: int, num_token_non_padded: Tensor | None
@@ -152,8 +152,10 @@ def _measure(
 ) -> dict[int, list[float]]:
     """Seconds a round, ``num_steps`` of each of ``widths``, of ``num_requests`` requests whose prompts are in the caches."""
     eager = cfg.replace(
-        batch_size=num_requests, use_graph=False, overlap=False, simulated_accept_length=None, alloc="none"
-    )
+        batch_size=num_requests, use_graph=False, overlap=False, simulated_accept_length=None, alloc="none",
+        verify="static", layout="padded", confidence_threshold=0.0, sps_path=None, sts_path=None, temperature=0.0, top_k=0,
+        top_p=1.0, stop_token_ids=(),
+    )  # fmt: skip
     if cfg.model.drafter.enable_confidence_head:  # a schedule reads confidences, so they are computed here too
         eager = eager.replace(verify="threshold", confidence_threshold=1e-9)
     with torch.inference_mode():

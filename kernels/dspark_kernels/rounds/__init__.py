@@ -8,9 +8,9 @@ from torch import Tensor
 
 from dspark_kernels.backend import on_triton
 from dspark_kernels.rounds import reference
-from dspark_kernels.rounds.reference import Rows
+from dspark_kernels.rounds.reference import Rows, commit
 
-__all__ = ["Rows", "accept_and_commit", "block_rows"]
+__all__ = ["Rows", "accept_and_commit", "block_rows", "commit"]
 
 
 def block_rows(

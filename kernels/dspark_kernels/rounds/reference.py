@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from dspark_kernels.accept.reference import greedy_accept
+from dspark_kernels.accept.reference import Accepted, greedy_accept
 
 
 class Rows(NamedTuple):
@@ -83,12 +83,38 @@ def accept_and_commit(
     gives the accepted drafts of round ``num_rounds`` mod S instead. Returns the cache slot of each verified row [B·(γ + 1)]:
     the request's for committed ones, else the dummy slot.
     """
-    b, gamma = drafts.shape
-    takes_part = seq_lens < limits
+    b = drafts.shape[0]
     forced = None if simulated is None else simulated.index_select(0, num_rounds % simulated.shape[0])[0, :b]
     accepted = greedy_accept(drafts, target_tokens, lengths, forced=forced)
+    return commit(accepted, lengths, anchors, seq_lens, slots, limits, packed, num_rounds, dummy_slot=dummy_slot)
+
+
+def commit(
+    accepted: Accepted,
+    lengths: Tensor,
+    anchors: Tensor,
+    seq_lens: Tensor,
+    slots: Tensor,
+    limits: Tensor,
+    packed: Tensor,
+    num_rounds: Tensor,
+    *,
+    dummy_slot: int,
+    stop_ids: Tensor | None = None,
+) -> Tensor:
+    """The second half of `accept_and_commit`, of any way of acceptance: what was ``accepted`` of ``lengths`` [B] drafts.
+
+    ``stop_ids`` [S] int64: a block is committed up to and with the first of these, and its request takes no part any more (its
+    limit becomes 0).
+    """
+    takes_part = seq_lens < limits
     committed = torch.where(takes_part, accepted.num_accepted + 1, 0)
-    column = torch.arange(gamma + 1, device=drafts.device)
+    column = torch.arange(accepted.out_tokens.shape[1], device=lengths.device)
+    if stop_ids is not None:
+        stops = (accepted.out_tokens[..., None] == stop_ids).any(dim=-1) & (column < committed[:, None])
+        stopped = stops.any(dim=1)
+        committed = torch.where(stopped, stops.to(torch.int64).argmax(dim=1) + 1, committed)
+        limits.copy_(torch.where(stopped, 0, limits))
     context_slots = torch.where(column < committed[:, None], slots[:, None], dummy_slot)
     packed.copy_(torch.cat([accepted.out_tokens, committed[:, None], lengths[:, None]], dim=1))
     anchors.copy_(torch.where(takes_part, accepted.bonus, anchors))

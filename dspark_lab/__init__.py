@@ -15,6 +15,10 @@ _NAMES: dict[str, str] = {
     "Run": "dspark_lab.runs.record",
     "preset": "dspark_lab.config",
     "load_pair": "dspark_lab.models.checkpoint",
+    "shipped": "dspark_lab.models.shipped",
+    "held_out": "dspark_lab.models.text",
+    "read_turns": "dspark_lab.models.text",
+    "text_of": "dspark_lab.models.text",
     "doctor": "dspark_lab.health",
     # runs
     "run": "dspark_lab.runs.runner",

@@ -11,7 +11,7 @@ import typer
 from dspark_lab.errors import LabError
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON to standard output.")]
-Preset = Annotated[str, typer.Option(help="tiny (CPU, seconds) or small (GPU).")]
+Preset = Annotated[str, typer.Option(help="shipped (a trained pair) or tiny (CPU, seconds); small and others (GPU).")]
 Device = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
 Steps = Annotated[int, typer.Option(help="Measured steps a block.")]
 ProfileSteps = Annotated[int, typer.Option(help="Steps of the profiled capture after the measured blocks; 0 for none.")]

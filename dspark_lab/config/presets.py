@@ -7,6 +7,7 @@ from typing import Any
 
 from dspark_lab.config.lab import LabConfig
 from dspark_lab.config.parts import DecoderConfig, DrafterConfig, EngineConfig, ModelConfig, ParallelConfig
+from dspark_lab.config.shipped import DRAFTERS, PREFIX, TARGET
 from dspark_lab.errors import unknown
 
 
@@ -32,6 +33,43 @@ def tiny() -> LabConfig:
             target=target, draft=draft, drafter=drafter, weights="bigram", dtype="float32", context_len=1024
         ),
         engine=EngineConfig(batch_size=4, max_new_tokens=256),
+    )
+
+
+def shipped() -> LabConfig:
+    """Runs on a CPU in seconds: the trained pair in ``data/models``, a byte-level MoE target and DSpark with the RNN head, γ 7.
+
+    `lab.shipped` takes the other drafters.
+    """
+    target = DecoderConfig(
+        vocab_size=256,
+        hidden_size=192,
+        num_hidden_layers=6,
+        num_attention_heads=6,
+        num_key_value_heads=2,
+        head_dim=32,
+        intermediate_size=384,
+        num_experts=8,
+        num_experts_per_tok=2,
+        moe_intermediate_size=128,
+    )
+    dense = {"num_experts": 0, "num_experts_per_tok": 0, "moe_intermediate_size": 0}
+    draft = DecoderConfig(**{**target.__dict__, **dense, "num_hidden_layers": 2})
+    drafter = DrafterConfig(
+        block_size=7, target_layer_ids=(1, 2, 4), mask_token_id=255, markov_rank=64, markov_head="rnn"
+    )
+    return LabConfig(
+        preset="shipped",
+        model=ModelConfig(
+            target=target,
+            draft=draft,
+            drafter=drafter,
+            weights="checkpoint",
+            target_path=TARGET,
+            drafter_path=f"{PREFIX}{DRAFTERS[0]}",
+            context_len=1024,
+        ),
+        engine=EngineConfig(batch_size=4, prompt_len=128, max_new_tokens=256),
     )
 
 
@@ -141,6 +179,7 @@ SEED_DIFFERENCES = (
 """How the preset ``seed`` differs from the workload it is shaped like."""
 
 PRESETS: dict[str, Callable[[], LabConfig]] = {
+    "shipped": shipped,
     "tiny": tiny,
     "small": small,
     "qwen3-30b-a3b": qwen3_30b_a3b,

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from dspark_lab.config.kinds import is_int, shown
 from dspark_lab.config.lab import LabConfig
 from dspark_lab.config.parts import ONE_BY_ONE, DecoderConfig, DrafterConfig, EngineConfig, ModelConfig
+from dspark_lab.config.shipped import folder_of
 from dspark_lab.errors import LabError
 from dspark_lab.models.config_json import ConfigJson, decoder_config, drafter_config, dtype_of, read_config
 from dspark_lab.models.moe import Experts
@@ -25,17 +26,14 @@ from dspark_lab.models.tensor_files import TensorFiles
 def load_pair(target_dir: str | Path, drafter_dir: str | Path, **toggles: Any) -> LabConfig:
     """The config of a target (transformers' Qwen3 or Qwen3-MoE) and its DSpark drafter (DeepSpec), with toggles changed.
 
-    Reads the two ``config.json`` only. Raises `LabError` for whatever this version does not run, and for a ``block_size``
-    that is not the checkpoint's.
+    Reads the two ``config.json`` only. ``block_size`` may be shorter than the checkpoint's: fewer rows are drafted then. Raises
+    `LabError` for a longer one, and for whatever this version does not run.
     """
     target, draft = read_config(target_dir), read_config(drafter_dir)
     drafter = drafter_config(draft)
     wanted = toggles.get("block_size", drafter.block_size)
-    if wanted != drafter.block_size:
-        raise LabError(
-            f"block_size={shown(wanted)} is not the drafter's: {draft.path} was trained with block_size={drafter.block_size}; "
-            "leave block_size out."
-        )
+    if not is_int(wanted) or not 1 <= wanted <= drafter.block_size:
+        raise _no_block_size(wanted, draft.path, drafter.block_size)
     layers = draft.get("num_target_layers", int, target.get("num_hidden_layers", int))
     if layers != target.get("num_hidden_layers", int):
         raise LabError(
@@ -87,12 +85,22 @@ def check_shapes(cfg: LabConfig) -> None:
         (draft.path, m.drafter, drafter_config(draft)),
     ):
         for name, value in vars(theirs).items():
-            if getattr(ours, name) != value:
+            if name == "block_size":
+                if getattr(ours, name) > value:
+                    raise _no_block_size(getattr(ours, name), path, value)
+            elif getattr(ours, name) != value:
                 raise LabError(f"{name}={getattr(ours, name)!r} is not the checkpoint's: {path} has {value!r}.")
     _check_sizes(target.path, _sizes(m.target, "model."))
     if m.drafter.drafter_kind != "lookup":  # which has no tensors
         reads = 2 if m.drafter.drafter_kind == "eagle3" else 1  # token and feature
         _check_sizes(draft.path, chain(_sizes(m.draft, "", reads=reads), _drafter_sizes(m.draft, m.drafter)))
+
+
+def _no_block_size(value: object, path: Path, trained: int) -> LabError:
+    return LabError(
+        f"block_size={shown(value)} is not the drafter's: {path} was trained with block_size={trained}; leave block_size out, or "
+        f"choose a shorter one of 1 to {trained}."
+    )
 
 
 Sizes = Iterator[tuple[str, tuple[tuple[str, int], ...]]]
@@ -158,7 +166,7 @@ def load_weights(module: nn.Module, folder: str | Path) -> None:
     Raises `LabError` naming a missing, unexpected or misshapen tensor, or a file that does not read.
     """
     with ExitStack() as stack:
-        files = TensorFiles(Path(folder), stack)
+        files = TensorFiles(folder_of(folder), stack)
         experts = {name: m for name, m in module.named_modules() if isinstance(m, Experts)}
         for name, tensor in module.named_parameters():
             owner = experts.get(name.rpartition(".")[0])

@@ -11,6 +11,7 @@ from dspark_lab.config.choices import MARKOV_HEADS
 from dspark_lab.config.kinds import check_fields, is_int, shown
 from dspark_lab.config.parts import DecoderConfig, DrafterConfig
 from dspark_lab.config.rules import check_decoder
+from dspark_lab.config.shipped import folder_of
 from dspark_lab.errors import LabError, unknown
 
 MODEL_TYPES = ("qwen3", "qwen3_moe")
@@ -51,7 +52,7 @@ class ConfigJson:
 def read_config(folder: str | Path) -> ConfigJson:
     if not isinstance(folder, str | Path):
         raise LabError(f"{shown(folder)} is no path; a checkpoint is a folder with config.json and model.safetensors.")
-    folder = Path(folder)
+    folder = folder_of(folder)
     path = folder / "config.json"
     if not folder.is_dir():
         raise LabError(f"{folder} is no folder; a checkpoint is a folder with config.json and model.safetensors.")

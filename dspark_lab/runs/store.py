@@ -9,16 +9,11 @@ from typing import Any
 import pandas as pd
 
 from dspark_lab.config import LabConfig
+from dspark_lab.config.shipped import data_dir
 from dspark_lab.errors import LabError, nearest, unknown
 from dspark_lab.runs.record import Run, read_run
 
 _TAIL = re.compile(r"(.+?)-ep\d+(?:-.+?)?-bs\d+")
-
-
-def data_dir() -> Path:
-    """The folder of shipped data: inside the wheel, or ``data/`` of a checkout."""
-    packed = Path(__file__).parents[1] / "_data"
-    return packed if packed.is_dir() else Path(__file__).parents[2] / "data"
 
 
 def recorded_names() -> list[str]:

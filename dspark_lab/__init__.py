@@ -29,6 +29,7 @@ _NAMES: dict[str, str] = {
     "ep_table": "dspark_lab.analysis.ep",
     "byte_floor": "dspark_lab.study.floor",
     "speculation": "dspark_lab.study.speculation",
+    "slot_shift": "dspark_lab.study.slot_shift",
     "train_drafter": "dspark_lab.train.run",
     "load_run": "dspark_lab.runs.store",
     "load_runs": "dspark_lab.runs.store",

@@ -42,6 +42,7 @@ _NAMES: dict[str, str] = {
     "SpsProfile": "dspark_lab.plan.sps",
     "load_sps": "dspark_lab.plan.sps",
     "profile_costs": "dspark_lab.study.profile_costs",
+    "schedule_regret": "dspark_lab.study.regret",
     "Sampling": "dspark_lab.spec.sampling",
     # calibration
     "ConfidenceRounds": "dspark_lab.plan.calibration",

@@ -16,6 +16,7 @@ from torch import Tensor
 from dspark_lab.models.decoder import Target
 from dspark_lab.models.drafter import Drafter
 from dspark_lab.models.eagle import EagleDrafter
+from dspark_lab.plan.rehearsal import TextPath
 from dspark_lab.train.anchors import Anchors, label_positions
 from dspark_lab.train.blocks import block_forward
 from dspark_lab.train.forward import causal_forward
@@ -42,7 +43,6 @@ class PathAcceptance:
         return [a / self.num_rounds for a in self.accepted]
 
 
-@torch.no_grad()
 def path_acceptance(
     target: Target, drafter: Drafter | EagleDrafter, tokens: Tensor, prompt_len: int
 ) -> list[PathAcceptance]:
@@ -50,6 +50,12 @@ def path_acceptance(
 
     Rounds that could reach past the end are not counted.
     """
+    return [_walk(text.survival) for text in text_paths(target, drafter, tokens, prompt_len)]
+
+
+@torch.no_grad()
+def text_paths(target: Target, drafter: Drafter | EagleDrafter, tokens: Tensor, prompt_len: int) -> list[TextPath]:
+    """What a round would accept from every start of each row of ``tokens`` [B, S], drawn as `path_acceptance` says."""
     gamma, (b, s) = drafter.block_size, tokens.shape
     starts = torch.arange(prompt_len, s - gamma, device=tokens.device)
     anchors = Anchors(
@@ -58,7 +64,8 @@ def path_acceptance(
         mask=torch.ones(b, len(starts), gamma, dtype=torch.bool, device=tokens.device),
     )
     states = causal_forward(target.model, tokens, drafter.drafter_cfg.target_layer_ids)
-    draft = block_forward(drafter, tokens, states.aux, anchors).logits.float().log_softmax(dim=-1)
+    block = block_forward(drafter, tokens, states.aux, anchors)
+    draft = block.logits.float().log_softmax(dim=-1)
     truth = target.local_logits(states.hidden).float().log_softmax(dim=-1)
     labels = label_positions(anchors.positions, gamma)
     true = tokens.gather(1, labels.flatten(1)).view_as(labels)
@@ -66,7 +73,10 @@ def path_acceptance(
     log_t = truth[:, :-1].gather(-1, tokens[:, 1:, None])[..., 0]  # of the token at i + 1, at i
     p_t = log_t.gather(1, (labels - 1).flatten(1)).view_as(labels)
     survive = (p_d - p_t).clamp(max=0).exp().cumprod(dim=-1).double().cpu().numpy()
-    return [_walk(row) for row in survive]
+    if block.confidence_logits is None:
+        return [TextPath(survival=row) for row in survive]
+    logits = block.confidence_logits.double().cpu().numpy()
+    return [TextPath(survival=row, confidence_logits=c) for row, c in zip(survive, logits, strict=True)]
 
 
 def _walk(survive: np.ndarray) -> PathAcceptance:

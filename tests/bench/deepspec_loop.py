@@ -20,7 +20,24 @@ def import_deepspec(path: Path) -> Any:
         sys.path.insert(0, str(path))
     from importlib import import_module
 
+    _crop_as_before()
     return import_module(MODULE)
+
+
+def _crop_as_before() -> None:
+    """Their loop crops a cache to a length, which transformers takes up to 5.10 at least and refuses in 5.24; to remove so many is legal in both."""
+    from transformers import DynamicCache
+
+    crop = DynamicCache.crop
+    if getattr(crop, "to_length", False):
+        return
+
+    def to_length(self: Any, length: int) -> None:
+        if (extra := self.get_seq_length() - length) > 0:
+            crop(self, -extra)
+
+    to_length.to_length = True  # pyright: ignore[reportFunctionMemberAccess]
+    DynamicCache.crop = to_length
 
 
 class Loop:

@@ -12,10 +12,15 @@ import torch
 MODULE = "deepspec.eval.dspark.evaluator"
 
 
-def import_deepspec(path: Path) -> Any:
-    """The module with DeepSpec's DSpark evaluator, from the checkout at ``path``. Raises `FileNotFoundError` where it is none."""
+def check_checkout(path: Path) -> None:
+    """Raises `FileNotFoundError` unless ``path`` is a checkout of DeepSpec."""
     if not (path / "deepspec" / "eval").is_dir():
         raise FileNotFoundError(f"{path} is no checkout of deepseek-ai/DeepSpec: it has no folder deepspec/eval.")
+
+
+def import_deepspec(path: Path) -> Any:
+    """The module with DeepSpec's DSpark evaluator, from the checkout at ``path``. Raises `FileNotFoundError` where it is none."""
+    check_checkout(path)
     if str(path) not in sys.path:
         sys.path.insert(0, str(path))
     from importlib import import_module

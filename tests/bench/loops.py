@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from deepspec_loop import Loop, import_deepspec
+from deepspec_loop import Loop, check_checkout, import_deepspec
 
 from dspark_lab.analysis.intervals import t_interval
 from dspark_lab.config import LabConfig
@@ -52,6 +52,8 @@ class Result(NamedTuple):
     equal: int
     """Prompts of which both made the same tokens."""
     prompts: int
+    load_s: float
+    """Imports, models, graphs and the prompts that warm up."""
 
 
 Way = Callable[[list[int]], Done]
@@ -210,6 +212,7 @@ def copied_pair(cfg: LabConfig, device: torch.device, models: tuple[Any, Any]) -
 
 def one_process(args: argparse.Namespace) -> Result:
     """Both loops, prompt by prompt, the first of them in turn."""
+    start = time.perf_counter()
     from dspark_lab.device import resolve
     from dspark_lab.models.weights import build
 
@@ -226,12 +229,13 @@ def one_process(args: argparse.Namespace) -> Result:
     with torch.inference_mode():
         for way in ways.values():
             way(prompts[0])
+        load_s = time.perf_counter() - start
         done: dict[str, list[Done]] = {name: [] for name in ways}
         for i, prompt in enumerate(prompts):
             for name in list(ways)[:: 1 if (i + args.process) % 2 else -1]:
                 done[name].append(ways[name](prompt))
     equal = sum(a.output == b.output for a, b in zip(done["ours"], done["theirs"], strict=True))
-    return Result(summary(done["ours"]), summary(done["theirs"]), equal, len(prompts))
+    return Result(summary(done["ours"]), summary(done["theirs"]), equal, len(prompts), load_s)
 
 
 def summary(done: list[Done]) -> dict[str, float]:
@@ -297,13 +301,15 @@ def main() -> None:
         return
     try:
         config_of(args)
-        import_deepspec(args.deepspec)
+        check_checkout(args.deepspec)
     except (LabError, FileNotFoundError) as e:
         parser.error(str(e))
     start = time.perf_counter()
     results = [measured(args, i) for i in range(args.processes)]
     print("\n".join(table(results)))
-    print(f"{time.perf_counter() - start:.0f} s in all")
+    print(
+        f"{time.perf_counter() - start:.0f} s in all, loading {', '.join(f'{r.load_s:.0f}' for r in results)} s of a process"
+    )
     if args.json:
         shown = {k: str(v) if isinstance(v, Path) else v for k, v in vars(args).items()}
         args.json.write_text(json.dumps({**shown, "results": [r._asdict() for r in results]}))

@@ -15,7 +15,7 @@ import numpy as np
 from dspark_lab.errors import LabError
 from dspark_lab.plan.costs import Costs
 from dspark_lab.plan.schedule import early_stop, survival
-from dspark_lab.plan.scheduler import Scheduler
+from dspark_lab.plan.scheduler import LAG, Scheduler
 
 Rule = Callable[[int, np.ndarray, list[tuple[int, int]]], np.ndarray]
 """(round, confidence [R, γ], names of the rows) to drafts to verify [R]."""
@@ -75,21 +75,25 @@ def rehearse(
 ) -> Earned:
     """``num_steps`` steps of ``num_requests`` requests, each on a text drawn with ``seed``, another one where it ends.
 
-    The same seed gives every rule the same texts and the same luck a request and step, so that rules compare in pairs.
+    The same seed gives every rule the same texts and the same luck a request and step, so that rules compare in pairs. The
+    first `LAG` steps are run and not counted: no confidence has come back yet, which a server meets once.
     """
     if not texts:
         raise LabError("there are no texts to rehearse on.")
     rng = np.random.default_rng(seed)
     confidence = [t.confidence(scales) for t in texts]
-    queue = rng.integers(0, len(texts), (num_requests, num_steps + 1))
-    luck = rng.random((num_steps, num_requests))
+    all_steps = num_steps + LAG
+    queue = rng.integers(0, len(texts), (num_requests, all_steps + 1))
+    luck = rng.random((all_steps, num_requests))
     first = rng.random(num_requests)  # requests do not all start at once
     at = queue[:, 0].copy()
     start = np.array([int(f * len(texts[t].survival)) for f, t in zip(first, at, strict=True)])
     generation = np.zeros(num_requests, dtype=np.int64)
     tokens = verified = 0
     seconds = 0.0
-    for step in range(num_steps):
+    for step in range(all_steps):
+        if step == LAG:
+            tokens, verified, seconds = 0, 0, 0.0
         present = np.stack([confidence[t][s] for t, s in zip(at, start, strict=True)])
         chances = np.stack([texts[t].survival[s] for t, s in zip(at, start, strict=True)])
         lengths = np.asarray(rule(step, present, [(r, int(generation[r])) for r in range(num_requests)]))

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import entry_points
 
+from dspark_lab.config.shipped import TEXT_KINDS
 from dspark_lab.errors import LabError, unknown
 
 DEVICES = ("auto", "cpu", "cuda")
@@ -28,6 +29,8 @@ VERIFY = ("static", "threshold", "scheduled")
 MIN_TEMPERATURE = 1e-5
 """Below, logits over the temperature lose what tells them apart; 0 itself is greedy."""
 LAYOUTS = ("padded", "compact")
+TEXTS = ("random", "mixed", *TEXT_KINDS)
+"""What prompts of a measured run are: random ids, or held-out text as bytes, of one kind or of all in turn."""
 TRANSFERS = ("none", "blocking", "non_blocking", "pinned", "persistent", "graph_slot")
 GUARDS = ("never", "always", "on_demand")
 

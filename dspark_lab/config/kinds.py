@@ -45,6 +45,7 @@ LEGAL: dict[str, tuple[str, ...]] = {
     "device": choices.DEVICES,
     "verify": choices.VERIFY,
     "layout": choices.LAYOUTS,
+    "text": choices.TEXTS,
     "dtype": choices.DTYPES,
     "weights": choices.WEIGHTS,
     "markov_head": choices.MARKOV_HEADS,

@@ -182,6 +182,8 @@ class EngineConfig:
     use_graph: bool = False
     overlap: bool = False
     host_work_us: float = 0.0
+    text: str = "random"
+    """What the prompts of a measured run are."""
     prompt_len: int = 16
     max_new_tokens: int = 256
     buckets: tuple[int, ...] = (1, 2, 4, 8, 16, 32, 64, 128)

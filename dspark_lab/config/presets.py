@@ -69,7 +69,7 @@ def shipped() -> LabConfig:
             drafter_path=f"{PREFIX}{DRAFTERS[0]}",
             context_len=1024,
         ),
-        engine=EngineConfig(batch_size=4, prompt_len=128, max_new_tokens=256),
+        engine=EngineConfig(batch_size=4, text="mixed", prompt_len=128, max_new_tokens=256),
     )
 
 

@@ -16,6 +16,7 @@ from dspark_lab.config.choices import (
 )
 from dspark_lab.config.kinds import LEGAL, check_fields, shown
 from dspark_lab.config.parts import DecoderConfig
+from dspark_lab.config.shipped import PROMPT_BYTES
 from dspark_lab.errors import LabError, unknown
 
 if TYPE_CHECKING:
@@ -313,6 +314,21 @@ def _context(cfg: LabConfig) -> None:
         )
 
 
+def _text(cfg: LabConfig) -> None:
+    e, vocab = cfg.engine, cfg.model.target.vocab_size
+    if e.text == "random":
+        return
+    if vocab < 256:
+        raise LabError(
+            f"text={e.text!r} has bytes for tokens, ids 0 to 255, and the target's vocab_size is {vocab}; choose text='random'."
+        )
+    if e.prompt_len > PROMPT_BYTES:
+        raise LabError(
+            f"prompt_len={e.prompt_len} is over {PROMPT_BYTES}, the length of the held-out prompts of text={e.text!r}; choose at "
+            f"most {PROMPT_BYTES}, or text='random'."
+        )
+
+
 RULES: tuple[Callable[[LabConfig], None], ...] = (
     _kinds,
     _preset,
@@ -326,4 +342,5 @@ RULES: tuple[Callable[[LabConfig], None], ...] = (
     _sampling,
     _verification,
     _context,
+    _text,
 )

@@ -13,6 +13,9 @@ DRAFTERS = ("dspark-rnn", "dspark", "dspark-gated", "dspark-moe", "dspark-rank0"
 TEXT_KINDS = ("arithmetic", "code", "prose")
 """Kinds of text that the shipped target learned, and of which held-out text ships."""
 
+PROMPT_BYTES = 128
+"""The least length of a held-out prompt."""
+
 
 def data_dir() -> Path:
     """The folder of shipped data: inside the wheel, or ``data/`` of a checkout."""

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from dspark_lab.config import LabConfig
 from dspark_lab.config.kinds import is_int, shown
+from dspark_lab.config.shipped import TEXT_KINDS
 from dspark_lab.engine.results import RoundDetail
 from dspark_lab.errors import LabError
+from dspark_lab.models.text import held_out
 from dspark_lab.spec.sampling import Sampling
 
 
@@ -107,21 +109,44 @@ def check_prompt(prompt: list[int], cfg: LabConfig, *, max_new_tokens: int) -> N
 
 
 def workload(cfg: LabConfig, *, first: int = 0, stride: int = 1) -> Iterator[Request]:
-    """Requests without end: random prompts of ``prompt_len`` ids, the same for a seed whatever else is toggled.
+    """Requests without end: prompts of ``prompt_len`` ids, random or of the text that the config names, the same for a seed
+    whatever else is toggled.
 
     ``first`` and ``stride``: which of them; a slot of a batch takes every ``batch_size``-th, so that what runs in it does
     not depend on when other slots get free, or on which rank they are.
     """
-    vocab, mask = cfg.model.target.vocab_size, cfg.model.drafter.mask_token_id
+    prompt_of = _random_prompts(cfg) if cfg.engine.text == "random" else _text_prompts(cfg)
     index = first
     while True:
-        rng = np.random.default_rng([cfg.seed, index])
-        ids = rng.integers(0, vocab - 1, cfg.engine.prompt_len)
-        ids[ids >= mask] += 1
         yield Request(
-            prompt=ids.tolist(),
+            prompt=prompt_of(index),
             max_new_tokens=cfg.engine.max_new_tokens,
             number=index,
             stop_token_ids=cfg.engine.stop_token_ids,
         )
         index += stride
+
+
+def _random_prompts(cfg: LabConfig) -> Callable[[int], list[int]]:
+    vocab, mask = cfg.model.target.vocab_size, cfg.model.drafter.mask_token_id
+
+    def prompt(index: int) -> list[int]:
+        rng = np.random.default_rng([cfg.seed, index])
+        ids = rng.integers(0, vocab - 1, cfg.engine.prompt_len)
+        ids[ids >= mask] += 1
+        return ids.tolist()
+
+    return prompt
+
+
+def _text_prompts(cfg: LabConfig) -> Callable[[int], list[int]]:
+    """The last ``prompt_len`` bytes of held-out prompts, kinds in turn where there are several."""
+    kinds = TEXT_KINDS if cfg.engine.text == "mixed" else (cfg.engine.text,)
+    texts = [held_out(kind) for kind in kinds]
+
+    def prompt(index: int) -> list[int]:
+        some = texts[index % len(texts)]
+        chosen = np.random.default_rng([cfg.seed, index]).integers(len(some))
+        return some[chosen][-cfg.engine.prompt_len :]
+
+    return prompt

@@ -20,5 +20,5 @@ def shipped(drafter: str = DRAFTERS[0], **toggles: Any) -> LabConfig:
         raise unknown("drafter", drafter, DRAFTERS)
     base = preset("shipped")
     fixed = {"preset": base.preset, "dtype": base.model.dtype}
-    engine = {name: getattr(base.engine, name) for name in ("batch_size", "prompt_len", "max_new_tokens")}
+    engine = {name: getattr(base.engine, name) for name in ("batch_size", "text", "prompt_len", "max_new_tokens")}
     return load_pair(TARGET, f"{PREFIX}{drafter}", **(fixed | engine | toggles))

@@ -21,7 +21,7 @@ from dspark_lab.plan.table_files import read_table, write_table
 
 KIND, SCHEMA = "sps_profile", 1
 FREE = ("preset", "seed", "batch_size", "prompt_len", "max_new_tokens", "context_len", "buckets", "weights", "target_path",
-        "drafter_path", "verify", "layout", "sps_path", "sts_path", "temperature", "top_k", "top_p", "stop_token_ids",
+        "drafter_path", "verify", "layout", "sps_path", "sts_path", "temperature", "text", "top_k", "top_p", "stop_token_ids",
          "confidence_threshold", "simulated_accept_length", "device", "alloc", "expert_load",
         "host_work_us")  # fmt: skip
 """Toggles that may differ between a profile and the config it is used for; its shapes, ranks and engine may not."""

@@ -11,6 +11,7 @@ import torch
 import dspark_lab as lab
 from dspark_lab.config import LabConfig, preset
 from dspark_lab.engine.generate import generate, generate_plain
+from dspark_lab.engine.request import workload
 from dspark_lab.errors import LabError
 from dspark_lab.models.batch import ForwardBatch, ForwardMode
 from dspark_lab.models.decoder import Target
@@ -214,3 +215,20 @@ def test_kept_rounds_tell_what_was_drafted(models) -> None:
             assert r.verified == cut
             assert r.drafts[: r.accepted] == r.tokens[:-1]
             assert len(r.drafts) == cfg.model.drafter.block_size
+
+
+def test_prompts_of_a_measured_run_are_held_out_text(models) -> None:
+    cfg = lab.shipped(device="cpu")
+    assert cfg.engine.text == "mixed"
+    requests = workload(cfg)
+    kinds = [bytes(next(requests).prompt) for _ in range(6)]
+    assert all(len(k) == 128 for k in kinds)
+    assert [k.endswith(b"Answer:") for k in kinds] == [True, False, False] * 2
+    code = [bytes(r.prompt) for _, r in zip(range(20), workload(cfg.replace(text="code", prompt_len=40)), strict=False)]
+    assert len(set(code)) > 10
+    with pytest.raises(LabError, match="prompt_len=129 is over 128"):
+        cfg.replace(prompt_len=129)
+    with pytest.raises(LabError, match="'novel'"):
+        cfg.replace(text="novel")
+    with pytest.raises(LabError, match="vocab_size is 128"):
+        preset("tiny", target_vocab_size=128, draft_vocab_size=128, mask_token_id=127, text="code")

@@ -16,6 +16,7 @@ import plotly.graph_objects as go
 from dspark_lab.errors import LabError
 from dspark_lab.runs.record import Run, as_runs
 from dspark_lab.view.causes import causes, edits, step_parts
+from dspark_lab.view.drafting import accept_length_sweep, accepted_by_position, reliability, verify_budget
 from dspark_lab.view.ep import ep_lanes, ep_sweep, ep_traffic, expert_heatmap
 from dspark_lab.view.rows import TOO_FEW, arm_of, by_arm, is_few
 from dspark_lab.view.strip import step_strip
@@ -25,7 +26,7 @@ from dspark_lab.view.timeline import timeline
 from dspark_lab.view.waits import waits
 
 __all__ = [
-    "acceptance", "causes", "comparison", "edits", "ep_lanes", "ep_sweep", "ep_traffic", "expert_heatmap", "host_work", "latency", "launch_lead", "step_parts", "step_strip", "timeline", "waits",
+    "accept_length_sweep", "acceptance", "accepted_by_position", "causes", "comparison", "edits", "ep_lanes", "ep_sweep", "ep_traffic", "expert_heatmap", "host_work", "latency", "launch_lead", "reliability", "step_parts", "step_strip", "timeline", "verify_budget", "waits",
 ]  # fmt: skip
 
 MAX_POINTS = 1500

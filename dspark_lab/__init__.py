@@ -71,6 +71,7 @@ _NAMES: dict[str, str] = {
     "to_tensorboard": "dspark_lab.export.tensorboard",
     "to_perfetto": "dspark_lab.export.perfetto",
     "to_report": "dspark_lab.export.report",
+    "inspect": "dspark_lab.view.inspect",
     "panel": "dspark_lab.view.panel",
     "browse": "dspark_lab.view.browse.canvas",
 }

@@ -43,7 +43,8 @@ class KVCache:
 
     def read(self, layer: int, slots: Tensor, max_keys: int) -> tuple[Tensor, Tensor]:
         """K and V [B, max_keys, h, d] of the first ``max_keys`` positions of ``slots`` [B]; stale places are included."""
-        return self.k[layer, :, :max_keys][slots], self.v[layer, :, :max_keys][slots]
+        k, v = self.k[layer, :, :max_keys], self.v[layer, :, :max_keys]
+        return k.index_select(0, slots), v.index_select(0, slots)
 
     def reset(self) -> None:
         """Zeros every slot, in place."""

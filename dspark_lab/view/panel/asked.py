@@ -5,14 +5,27 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from dspark_lab.config import LabConfig
+from dspark_lab.config import LabConfig, preset
+from dspark_lab.config.shipped import DRAFTERS
 from dspark_lab.errors import LabError
 from dspark_lab.view.panel import reasons
-from dspark_lab.view.panel.controls import RUN_OPTIONS, check_kind
+from dspark_lab.view.panel.controls import ITS_OWN, RUN_OPTIONS, SHIPPED, check_kind
 from dspark_lab.view.panel.following import following
 from dspark_lab.view.panel.reasons import FACETS
 
-NEUTRAL = ("verify", "confidence_threshold", "mask_padding", "use_graph", "host_work_us")
+SETTINGS = (
+    "text",
+    "temperature",
+    "verify",
+    "confidence_threshold",
+    "layout",
+    "mask_padding",
+    "use_graph",
+    "overlap",
+    "host_work_us",
+)
+"""Toggles of a live run that are not among the facets, in the order in which they are settled."""
+NEUTRAL = tuple(name for name in SETTINGS if name != "overlap")
 
 
 @dataclass
@@ -28,6 +41,14 @@ class Asked:
     extra: dict[str, Any] = field(default_factory=dict)
     recording: str | None = None
 
+    def start_from(self, name: str, drafter: str) -> None:
+        """Takes the preset ``name`` with ``drafter``, and its facets and text; another preset keeps its own drafter."""
+        several = name == SHIPPED
+        self.mine["drafter"] = (drafter if drafter in DRAFTERS else DRAFTERS[0]) if several else ITS_OWN
+        self.base = _shipped(self.mine["drafter"]) if several else preset(name)
+        self.facets = {n: self.base.toggle(n) for n in FACETS}
+        self.mine["text"] = self.base.engine.text
+
     def turn(self, name: str, value: Any) -> None:
         """Asks for another value of a facet of a live run, and for what follows from it."""
         self.facets |= {name: value, **following(self.facets, name, value)}
@@ -38,7 +59,7 @@ class Asked:
 
     def changes(self) -> dict[str, Any]:
         """Toggles that differ from the preset, by name, without `alloc`."""
-        names = (*FACETS, "device", "verify", "confidence_threshold", "mask_padding", "use_graph", "overlap", "host_work_us")  # fmt: skip
+        names = (*FACETS, "device", *SETTINGS)
         now = {n: self.of(n) for n in names} | self.extra
         return {n: v for n, v in now.items() if v != self.base.toggle(n)}
 
@@ -49,7 +70,7 @@ class Asked:
     def fault(self, alloc: str) -> LabError | None:
         """Why a live run cannot be made of what was asked; None where it can."""
         try:
-            for name in RUN_OPTIONS:
+            for name in (*RUN_OPTIONS, "temperature"):
                 check_kind(name, self.mine[name])
             cfg = self.config(alloc)
         except LabError as e:
@@ -74,3 +95,12 @@ class Asked:
         if self.facets["ep_size"] == 1:
             return "at EP 1 nothing reads the scalar: none is the floor"
         return "" if self.mine["mask_padding"] else "mask padding is off: none is the floor"
+
+
+def _shipped(drafter: str) -> LabConfig:
+    """The trained pair with ``drafter``; without torch, which reads checkpoints, the preset: nothing runs then anyway."""
+    if reasons.no_torch():
+        return preset(SHIPPED)
+    from dspark_lab.models.shipped import shipped
+
+    return shipped(drafter)

@@ -10,10 +10,11 @@ import ipywidgets as W
 import pandas as pd
 
 from dspark_lab.config import ALLOCS, PRESETS, LabConfig, preset
+from dspark_lab.config.shipped import DRAFTERS
 from dspark_lab.errors import LabError, nearest
 from dspark_lab.view.panel import controls, reasons, recordings
 from dspark_lab.view.panel.asked import Asked
-from dspark_lab.view.panel.controls import BOXES, NAMES, RUN_OPTIONS, VALUES, check_kind, listed
+from dspark_lab.view.panel.controls import BOXES, ITS_OWN, NAMES, RUN_OPTIONS, SHIPPED, VALUES, check_kind, listed
 from dspark_lab.view.panel.following import following
 from dspark_lab.view.panel.reasons import FACETS, SPREAD, WORDS, Choice
 from dspark_lab.view.panel.toggles import SOFT
@@ -29,7 +30,8 @@ class Board:
         _check(asked)
         named = asked.get("alloc")
         given = {n: asked[n] for n in recordings.FACETS if n in asked}
-        base = preset(asked.pop("preset", "tiny"))
+        chosen, drafter = asked.pop("preset", "tiny"), asked.pop("drafter", ITS_OWN)
+        base = preset(chosen)
         arms = asked.pop("alloc", ["none", "blocking", "non_blocking", "on_demand"])
         arms = [arms] if isinstance(arms, str) else list(arms)
         self.toggles: dict[str, Any] = controls.made(base, arms, table)
@@ -45,6 +47,8 @@ class Board:
             mine={n: t.value for n, t in self.toggles.items() if n not in own},
             extra={n: v for n, v in asked.items() if n not in self.toggles},
         )
+        if chosen == SHIPPED:
+            self._start_from_shipped(drafter, given)
         self._fixed = W.HTML(layout=W.Layout(margin="0"))
         self.widget = controls.laid_out(self.toggles, self._fixed)
         self._unmet: LabError | None = None
@@ -53,6 +57,13 @@ class Board:
         if live and named and not set(arms) & {n for n, box in alloc.boxes.items() if not box.disabled}:
             why = alloc.reasons.get(arms[0], "it is not offered")
             self._unmet = LabError(f"alloc={arms[0]!r} cannot be chosen now: {why}; legal: {', '.join(alloc.value)}.")
+
+    def _start_from_shipped(self, drafter: str, given: dict[str, Any]) -> None:
+        kept = dict(self.asked.mine)
+        self.asked.start_from(SHIPPED, drafter)
+        self.asked.facets |= {n: v for n, v in given.items() if n in FACETS}
+        if kept["text"] != self.asked.mine["text"] and kept["text"] != preset("tiny").engine.text:
+            self.asked.mine["text"] = kept["text"]  # named by the caller
 
     def observe(self, seen: Callable[[str], Any]) -> None:
         for t in self.toggles.values():
@@ -204,7 +215,7 @@ class Board:
     def show(self, cfg: LabConfig | None) -> None:
         """Puts the settings of a recording into the toggles that it fixes; "–" for what a recording does not say."""
         for name in self._fixed_names():
-            value = None if cfg is None or name in RUN_OPTIONS else cfg.toggle(name)
+            value = None if cfg is None or name in (*RUN_OPTIONS, "drafter") else cfg.toggle(name)
             self.toggles[name].fix(value)
 
     # -- of a live run -----------------------------------------------------------------------------------------
@@ -213,9 +224,8 @@ class Board:
         asked = self.asked
         self._fixed.value = ""
         self.toggles["recording"].widget.layout.display = "none"
-        if turned == "preset":
-            asked.base = preset(asked.mine["preset"])
-            asked.facets = {n: asked.base.toggle(n) for n in FACETS}
+        if turned in ("preset", "drafter"):
+            asked.start_from(asked.mine["preset"], asked.mine["drafter"])
         if why := reasons.no_torch():
             self._grey(why)
             return
@@ -224,12 +234,23 @@ class Board:
         no_gpu = reasons.gpu_here()
         devices = [Choice(value=d, reason=no_gpu and f"cuda: {no_gpu}" if d == "cuda" else "") for d in NAMES["device"]]
         self.toggles["device"].offer(devices, asked.mine["device"])
-        verify = reasons.here(asked.neutral().replace(confidence_threshold=0.0), "verify", NAMES["verify"])
-        self.toggles["verify"].offer(verify, asked.mine["verify"])
+        self._settle_drafting()
         for name in (*RUN_OPTIONS, "host_work_us"):
             self.toggles[name].offer([Choice(value=v) for v in listed(name, asked.mine[name])], asked.mine[name])
         self._settle_switches()
         self.toggles["alloc"].offer(reasons.arms_here(asked.neutral()))
+
+    def _settle_drafting(self) -> None:
+        """Who drafts, on what text, and how much of it is verified."""
+        asked, trained = self.asked, self.asked.base.preset == SHIPPED
+        values = DRAFTERS if trained else (ITS_OWN,)
+        why = "" if trained else f"preset {asked.base.preset} has one drafter; shipped has {len(DRAFTERS)}"
+        self.toggles["drafter"].offer([Choice(value=d) for d in values], asked.mine["drafter"], why=why)
+        cfg = asked.neutral().replace(confidence_threshold=0.0)
+        for name in ("text", "verify", "layout"):
+            self.toggles[name].offer(reasons.here(cfg, name, NAMES[name]), asked.mine[name])
+        temperatures = [Choice(value=v) for v in listed("temperature", asked.mine["temperature"])]
+        self.toggles["temperature"].offer(temperatures, asked.mine["temperature"])
 
     def _settle_facets(self) -> None:
         """Each offers what is legal with the values of those before it, as far as those are."""
@@ -254,11 +275,11 @@ class Board:
 
     def _settle_switches(self) -> None:
         threshold, mine = self.toggles["confidence_threshold"], self.asked.mine
-        static = mine["verify"] == "static"
-        if static:
+        unread = mine["verify"] != "threshold"
+        if unread:
             mine["confidence_threshold"] = 0.0
         threshold.value = mine["confidence_threshold"]
-        threshold.say("read with verify threshold only" if static else "", disabled=static)
+        threshold.say("read with verify threshold only" if unread else "", disabled=unread)
         no_graphs = reasons.graphs_here(mine["device"])
         mine["use_graph"] = mine["use_graph"] and not no_graphs
         for name, why in (("use_graph", no_graphs), ("mask_padding", ""), ("overlap", "")):
@@ -277,7 +298,7 @@ def _check(asked: dict[str, Any]) -> None:
         check_kind(name, value)
     if "preset" in asked:
         preset(asked["preset"])
-    known = {*preset("tiny").to_dict(), *RUN_OPTIONS, "floor"}
+    known = {*preset("tiny").to_dict(), *RUN_OPTIONS, "floor", "drafter"}
     for name in asked:
         if name not in known:
             raise LabError(f"{name!r} is no toggle of the panel.{nearest(name, known)}")

@@ -10,7 +10,16 @@ import ipywidgets as W
 import pandas as pd
 
 from dspark_lab.config import ALLOCS, PRESETS, LabConfig, preset
-from dspark_lab.config.choices import DISPATCHERS, PLACEMENTS, foreign_dispatchers
+from dspark_lab.config.choices import (
+    DISPATCHERS,
+    LAYOUTS,
+    MIN_TEMPERATURE,
+    PLACEMENTS,
+    TEXTS,
+    VERIFY,
+    foreign_dispatchers,
+)
+from dspark_lab.config.shipped import DRAFTERS
 from dspark_lab.errors import LabError
 from dspark_lab.view.panel.arms import Arms
 from dspark_lab.view.panel.toggles import Pick, Switch, Toggle
@@ -26,21 +35,29 @@ VALUES: dict[str, tuple[Any, ...]] = {
     "repeats": (1, 2, 3, 5, 10),
     "processes": (1, 2, 3, 5),
     "profile_steps": (0, 8, 16),
+    "temperature": (0.0, 0.5, 0.8, 1.0),
 }
+SHIPPED = "shipped"
+"""The preset that several drafters were trained for."""
+ITS_OWN = "its own"
+"""The drafter of a preset that has one."""
 NAMES: dict[str, tuple[str, ...]] = {
     "preset": tuple(PRESETS),
     "dispatcher": DISPATCHERS,
     "placement": PLACEMENTS,
     "device": ("auto", "cpu", "cuda"),
-    "verify": ("static", "threshold"),
+    "verify": VERIFY,
+    "layout": LAYOUTS,
+    "text": TEXTS,
+    "drafter": (ITS_OWN, *DRAFTERS),
 }
 LEAST = {"num_steps": 1, "repeats": 1, "processes": 1, "profile_steps": 0}
 RUN_OPTIONS = ("num_steps", "repeats", "processes", "profile_steps")
 RECORDED_ROWS = (("recording",), ("preset", "host_work_us"), ("batch_size", "block_size"), ("ep_size", "tp_size"),
                  ("dispatcher", "placement"), ("attn_dp",), ("use_graph", "mask_padding"))  # fmt: skip
 """Toggles that choose among recordings too, two a row; the rest is of live runs."""
-LIVE_ROWS = (("overlap",), ("device", "verify"), ("confidence_threshold", "num_steps"), ("repeats", "processes"),
-             ("profile_steps",))  # fmt: skip
+LIVE_ROWS = (("overlap",), ("drafter", "text"), ("temperature", "device"), ("verify", "confidence_threshold"),
+             ("layout", "num_steps"), ("repeats", "processes"), ("profile_steps",))  # fmt: skip
 BOXES = ("use_graph", "mask_padding", "overlap")
 WIDE = ("recording", "overlap")
 
@@ -70,8 +87,12 @@ def made(base: LabConfig, arms: Sequence[str], table: pd.DataFrame) -> dict[str,
         Switch("use_graph", "CUDA graphs", e.use_graph, tip="a round is launched as two graphs"),
         Switch("mask_padding", "Mask padding", e.mask_padding, tip="off: padded rows are computed and thrown away"),
         Switch("overlap", "Overlap: host runs ahead", e.overlap, tip="results are read two rounds late"),
+        pick("drafter", "Drafter", ITS_OWN, "trained drafters of the shipped target: heads, backbones, baselines"),
+        pick("text", "Text", e.text, "what prompts are: random ids, or held-out text of one kind or of all in turn"),
+        pick("temperature", "Temperature", e.temperature, "of drafter and target; 0 is greedy"),
         pick("device", "Device", e.device),
-        pick("verify", "Verify", e.verify, "static verifies whole blocks"),
+        pick("verify", "Verify", e.verify, "static verifies whole blocks; threshold cuts at a confidence; scheduled shares out a budget"),
+        pick("layout", "Layout", e.layout, "compact computes only the rows that are verified"),
         Toggle("confidence_threshold", "Threshold", number, tip="blocks are cut where the drafter's confidence falls below"),
         pick("num_steps", "Steps", 64, "measured steps of a block"),
         pick("repeats", "Repeats", 3, "blocks of each strategy, interleaved"),
@@ -135,6 +156,8 @@ def check_kind(name: str, value: Any) -> None:
         raise LabError(f"{name}={value!r} is not a number; legal: {said or '0 to 1'}.")
     if name == "host_work_us" and not (value >= 0 and math.isfinite(value)):
         raise LabError(f"host_work_us={value!r} is not a time: microseconds, at least 0; such as {said}.")
+    if name == "temperature" and not (value == 0 or MIN_TEMPERATURE <= value < math.inf):
+        raise LabError(f"temperature={value!r} is neither 0 (greedy) nor at least {MIN_TEMPERATURE}; such as {said}.")
     if name == "confidence_threshold" and not 0 <= value <= 1:
         raise LabError(f"confidence_threshold={value!r} is not between 0 and 1.")
     if name in (*BOXES, "floor") and not isinstance(value, bool):

@@ -6,8 +6,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from dspark_lab.config import LabConfig
+from dspark_lab.config.shipped import PREFIX
 from dspark_lab.runs.record import Run
 from dspark_lab.view.panel.board import Board
+from dspark_lab.view.panel.controls import SHIPPED
 from dspark_lab.view.panel.stock import baseline_of
 from dspark_lab.view.panel.tabs.shown import Shown
 
@@ -64,7 +66,9 @@ def live_code(
     first = arms[0] if arms else "none"
     toggles = "".join(f", {k}={v!r}" for k, v in {"alloc": first, **changes}.items())
     more = "".join(f", {k}={v}" for k, v in options.items())
-    lines = [f"cfg = lab.preset({cfg.preset!r}{toggles})", f"runs = lab.sweep(cfg, alloc={list(arms)!r}{more})"]
+    drafter = str(cfg.model.drafter_path).removeprefix(PREFIX)
+    made = f"shipped({drafter!r}" if cfg.preset == SHIPPED else f"preset({cfg.preset!r}"
+    lines = [f"cfg = lab.{made}{toggles})", f"runs = lab.sweep(cfg, alloc={list(arms)!r}{more})"]
     return _lines(lines, baseline, tab, picture, picked)
 
 

@@ -26,6 +26,7 @@ def test_they_are_there():
         "04_cuda_graphs",
         "05_ep_sweep",
         "06_open_your_trace",
+        "07_draft_and_accept",
     ]
 
 

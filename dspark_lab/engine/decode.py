@@ -1,7 +1,7 @@
 """The decode loop on the host: requests join, rounds are launched, results come back some rounds later.
 
-With ``overlap`` the host prepares round n + 1 while the device runs n: results are read ``LAG`` rounds late, through pinned
-memory and an event, so no wait is ever on work younger than that. Without, each round is read at once: the simple loop.
+With ``overlap`` the host prepares round n + 1 while the device runs n: results are read ``LAG`` rounds late, in pinned
+memory behind an event, so no wait is ever on work younger than that. Without, each round is read at once: the simple loop.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from torch import Tensor
 from dspark_lab.config import LabConfig
 from dspark_lab.device import device_name, free_bytes, phase
 from dspark_lab.engine.agree import Agreement
+from dspark_lab.engine.arrivals import Arrival, Arrivals
 from dspark_lab.engine.demands import Demands, sampling_of
 from dspark_lab.engine.prefill import Prefill
 from dspark_lab.engine.relay import BudgetRelay, sts_scales
@@ -116,17 +117,19 @@ class DecodeEngine:
             slots_of(cfg.engine.batch_size, parallel.attn_dp, 0)
         )  # of the fullest replica: shapes are alike
         max_rows = bucket_for(num_slots, self.buckets)
+        self.lag = LAG if cfg.engine.overlap else 0
+        depth = self.lag + 2
         self.rounds = Rounds(
             cfg, target, drafter, device, max_rows, num_slots=num_slots, replica=groups.replica, demands=demands,
-            scales=sts_scales(cfg),
+            scales=sts_scales(cfg), depth=depth,
         )  # fmt: skip
+        self._arrivals = Arrivals(self.rounds, depth)
         self.relay = BudgetRelay(cfg, device_name(device)) if self.rounds.is_scheduled else None
         self.tiers: list[int] | None = None
         """Row counts of a compact verify forward; None where blocks are whole."""
         if cfg.engine.layout == "compact" and self.gamma:
             fitting = [b for b in self.buckets if b <= max_rows]
             self.tiers = tiers_of(fitting, width=self.gamma + 1, chunks=chunk_ranks(parallel))
-        self.lag = LAG if cfg.engine.overlap else 0
         self.active: list[Request] = []
         self.num_steps = 0
         self.host_work_us: list[float] = []
@@ -134,7 +137,6 @@ class DecodeEngine:
         # The verify batch always uses one persistent buffer, so that only the draft batch's strategy varies.
         self._verify_slot = torch.zeros(1, dtype=torch.int32, device=device)
         self._prefill = Prefill(cfg, self.rounds, self._persistent_scalar)
-        self._hosts = _PinnedRing(self.rounds.results, self.lag + 2)
         self.reset()
         if buckets is None:
             buckets = [b for b in self.buckets if b <= max_rows]
@@ -212,7 +214,7 @@ class DecodeEngine:
             limit.copy_(torch.where((first[:, None] == stop_ids).any(dim=1), 0, limit))
         request.seq_len = n
         self.active.append(request)
-        self._send([request], first.reshape(1, 1), is_round=False)
+        self._await([request], self._arrivals.of(first.reshape(1, 1)), is_round=False)
 
     def _free_slot(self) -> int | None:
         taken = {r.slot for r in self.active}
@@ -252,7 +254,7 @@ class DecodeEngine:
         self.num_padded_rows += b * drafted + verified[1]
         with phase("dspark::accept"):
             if bs:
-                self._send(self.active, self.rounds.results[:bs], is_round=True)
+                self._await(self.active, self._arrivals.of_round(self.num_steps, bs), is_round=True)
             self.num_steps += 1
             return early + self._receive()
 
@@ -326,6 +328,7 @@ class DecodeEngine:
             scalar = self.rounds.proposer.scalar.make(0)
             self.rounds.draft(b, max_keys=keys, num_requests=0, num_token_non_padded=scalar)
         self.rounds.verify(b, max_keys=keys, num_requests=0, num_token_non_padded=self._persistent_scalar(0))
+        self.num_steps += 1
 
     def any_active(self) -> bool:
         """Whether a request runs on any replica; with attention DP a collective call."""
@@ -347,9 +350,8 @@ class DecodeEngine:
 
     # -- results -----------------------------------------------------------------------------------------------
 
-    def _send(self, rows: list[Request], values: Tensor, *, is_round: bool) -> None:
-        """Starts the copy of ``values`` to the host, behind everything launched so far."""
-        host, event = self._hosts.copy(values, own=not is_round)
+    def _await(self, rows: list[Request], arrival: Arrival, *, is_round: bool) -> None:
+        host, event = arrival
         self._in_flight.append(
             _Flight(rows=list(rows), host=host, event=event, index=self.num_steps, is_round=is_round)
         )
@@ -377,6 +379,7 @@ class DecodeEngine:
         if not flight.is_round:
             flight.rows[0].commit(rows[0][:1])
             return []
+        self._arrivals.check(flight.index, rows)
         columns, tokens, proposals = self.rounds.columns, [], []
         if self.relay is not None:
             self.relay.publish(flight.index, flight.rows, columns.confidence_of(rows))
@@ -450,26 +453,3 @@ def _no_room(num_rows: int, index: int, cfg: LabConfig) -> LabError:
         f"capacity_factor={p.capacity_factor}, so their outputs are wrong; raise it (1 always suffices), or spread the load: "
         "placement='balanced'."
     )
-
-
-class _PinnedRing:
-    """Host buffers in turn, deeper than the rounds in flight."""
-
-    def __init__(self, like: Tensor, depth: int) -> None:
-        self.on_gpu = like.device.type == "cuda"
-        self._ring = [torch.empty(like.shape, dtype=like.dtype, pin_memory=self.on_gpu) for _ in range(depth)]
-        self._events = [torch.cuda.Event() if self.on_gpu else None for _ in range(depth)]
-        self._turn = 0
-
-    def copy(self, values: Tensor, *, own: bool) -> tuple[Tensor, torch.cuda.Event | None]:
-        """``values`` on the host once the event has passed; ``own`` gives a buffer of its own (rare, off the hot path)."""
-        if own:
-            host = torch.empty(values.shape, dtype=values.dtype, pin_memory=self.on_gpu)
-            event = torch.cuda.Event() if self.on_gpu else None
-        else:
-            self._turn = (self._turn + 1) % len(self._ring)
-            host, event = self._ring[self._turn][: values.shape[0]], self._events[self._turn]
-        host.copy_(values, non_blocking=True)
-        if event is not None:
-            event.record()
-        return host, event

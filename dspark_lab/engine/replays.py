@@ -157,6 +157,7 @@ class RoundGraphs:
                 "draft cache": rounds.draft_cache.k,
                 "state": rounds.state.table,
                 "drafts": rounds.drafts,
+                **({} if rounds.sent is None else {"results": rounds.sent}),
             },
             barrier=_barrier,
             checks=checks,

@@ -49,9 +49,11 @@ class Rounds:
         replica: int = 0,
         demands: Demands | None = None,
         scales: Sequence[float] | None = None,
+        depth: int = 1,
     ) -> None:
         """``num_slots`` of the caches: by default all of the batch; ``replica``: which attention replica this is; ``demands``
-        of the requests, by default what the config says; ``scales`` [γ]: temperatures that calibrate the confidences."""
+        of the requests, by default what the config says; ``scales`` [γ]: temperatures that calibrate the confidences; ``depth``:
+        of how many rounds `sent` holds the results."""
         self.cfg, self.target, self.drafter, self.device = cfg, target, drafter, device
         self.gamma = cfg.gamma
         self.width = self.gamma + 1
@@ -103,6 +105,13 @@ class Rounds:
             )
         stops = self.demands.stop_token_ids
         self.stop_ids = torch.tensor(stops, dtype=torch.int64, device=device) if stops else None
+        self.sent: Tensor | None = None
+        """[depth, rows, W + 3] on the host: `packed` and the number of the round, which its own kernel writes to entry number mod
+        depth, since a copy would stand between two graphs. None where more is sent, or other code commits: then it is copied."""
+        if self.results is self.packed and self.samplers is None and self.stop_ids is None:
+            self.sent = torch.zeros(
+                depth, max_rows, self.width + 3, dtype=torch.int64, pin_memory=device.type == "cuda"
+            )
         self.num_rounds = torch.zeros(1, dtype=torch.int64, device=device)
         """Rounds so far: which simulated accept lengths are next."""
         self._simulated = self._draw_simulated(max_rows, replica)
@@ -204,7 +213,7 @@ class Rounds:
             if self.stop_ids is None:
                 return accept_and_commit(
                     self.drafts[:b], self.lengths[:b], target_tokens, *state, self._simulated, self.num_rounds,
-                    dummy_slot=s.dummy_slot,
+                    dummy_slot=s.dummy_slot, results=None if self.sent is None else self.sent[:, :b],
                 )  # fmt: skip
             accepted = greedy_accept(self.drafts[:b], target_tokens, self.lengths[:b])
         return commit(

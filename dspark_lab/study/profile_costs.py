@@ -42,7 +42,7 @@ class CutRounds(Rounds):
         self.drafts = torch.zeros(rows, width - 1, dtype=torch.int64, device=device)
         self.lengths = torch.full((rows,), width - 1, dtype=torch.int64, device=device)
         self.packed = torch.zeros(rows, width + 2, dtype=torch.int64, device=device)
-        self.results = self.packed
+        self.results, self.sent = self.packed, None
         self.executed_tokens = 0
         """Rows of the last verify forward that was built."""
 

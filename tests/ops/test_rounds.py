@@ -53,6 +53,17 @@ def test_a_draft_block_by_hand() -> None:
     assert got.key_limits.tolist() == [11, 12, 13, 1, 2, 3]
 
 
+def ring(depth: int, b: int, gamma: int) -> Tensor:
+    """[depth, b, γ + 4], cut from more rows; on a GPU in the host's memory."""
+    return torch.full((depth, b + 2, gamma + 4), -5, pin_memory=DEVICE == "cuda")[:, :b]
+
+
+def done() -> None:
+    """What a kernel writes to the host's memory is there when it is over."""
+    if DEVICE == "cuda":
+        torch.cuda.synchronize()
+
+
 @pytest.mark.parametrize("simulated", [False, True])
 @pytest.mark.parametrize(("b", "gamma"), [(1, 5), (4, 5), (33, 5), (3, 0)])
 def test_commit(b: int, gamma: int, simulated: bool) -> None:
@@ -69,8 +80,12 @@ def test_commit(b: int, gamma: int, simulated: bool) -> None:
         s = state(b)
         packed = torch.full((b, gamma + 3), -5, device=DEVICE)
         rounds = torch.tensor([4], device=DEVICE)
-        slots = op(drafts, lengths, target, *s.values(), packed, draws, rounds, dummy_slot=DUMMY)
-        sides.append({**s, "packed": packed, "rounds": rounds, "context slots": slots})
+        results = ring(3, b, gamma)
+        own = results if op is accept_and_commit else results.to(DEVICE)
+        args = (drafts, lengths, target, *s.values(), packed, draws, rounds)
+        slots = op(*args, dummy_slot=DUMMY, results=own)
+        done()
+        sides.append({**s, "packed": packed, "rounds": rounds, "context slots": slots, "results": own.to(DEVICE)})
     for name, want in sides[1].items():
         assert torch.equal(sides[0][name], want), name
 
@@ -85,13 +100,33 @@ def test_commit_by_hand() -> None:
         torch.zeros(1, dtype=torch.int64, device=DEVICE),
     )
     lengths = torch.tensor([3, 3], device=DEVICE)
-    slots = accept_and_commit(drafts, lengths, target, *s.values(), packed, None, rounds, dummy_slot=DUMMY)
+    results = ring(2, 2, 3)
+    slots = accept_and_commit(
+        drafts, lengths, target, *s.values(), packed, None, rounds, dummy_slot=DUMMY, results=results
+    )
     assert s["a"].tolist() == [5, 2]
     assert s["l"].tolist() == [13, 20]
     assert packed[0].tolist() == [7, 8, 5, 0, 3, 3]
     assert packed[1, 4:].tolist() == [0, 3]
     assert slots.tolist() == [3, 3, 3, DUMMY] + [DUMMY] * 4
     assert rounds.tolist() == [1]
+    assert results[0].tolist() == [[7, 8, 5, 0, 3, 3, 0], [*packed[1].tolist(), 0]]
+    assert results[1].eq(-5).all()
+
+
+def test_each_round_has_its_own_place_among_the_results() -> None:
+    s, results, rounds = state(1), ring(3, 1, 1), torch.zeros(1, dtype=torch.int64, device=DEVICE)
+    packed = torch.zeros(1, 4, dtype=torch.int64, device=DEVICE)
+    lengths, drafts = (
+        torch.ones(1, dtype=torch.int64, device=DEVICE),
+        torch.zeros(1, 1, dtype=torch.int64, device=DEVICE),
+    )
+    for n in range(5):
+        target = torch.tensor([[0, 40 + n]], device=DEVICE)
+        args = (drafts, lengths, target, *s.values(), packed, None, rounds)
+        accept_and_commit(*args, dummy_slot=DUMMY, results=results)
+    done()
+    assert [row[0, 1:].tolist() for row in results] == [[40 + n, 2, 1, n] for n in (3, 4, 2)]
 
 
 def test_the_kernel_is_what_runs(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -105,3 +140,8 @@ def test_wrong_shapes_are_named() -> None:
     drafts, packed = torch.zeros(2, 3, device=DEVICE), torch.zeros(2, 6, device=DEVICE)
     with pytest.raises(ValueError, match="target_tokens"):
         accept_and_commit(drafts, drafts[:, 0], drafts, *state(2).values(), packed, None, drafts[0], dummy_slot=DUMMY)
+    target, short = torch.zeros(2, 4, device=DEVICE), ring(3, 2, 2)
+    with pytest.raises(ValueError, match=r"results \(3, 2, 6\) must be \[rounds, 2, 7\]"):
+        accept_and_commit(
+            drafts, drafts[:, 0], target, *state(2).values(), packed, None, drafts[0], dummy_slot=DUMMY, results=short
+        )

@@ -55,6 +55,7 @@ def accept_and_commit(
     num_rounds: Tensor,
     *,
     dummy_slot: int,
+    results: Tensor | None = None,
 ) -> Tensor:
     """Acceptance and commit of a round, in place; see `reference.accept_and_commit`.
 
@@ -69,9 +70,11 @@ def accept_and_commit(
         )
     if simulated is not None and (simulated.dim() != 2 or simulated.shape[1] < b):
         raise ValueError(f"simulated {tuple(simulated.shape)} must have a column for each of {b} requests.")
+    if results is not None and tuple(results.shape[1:]) != (b, gamma + 4):
+        raise ValueError(f"results {tuple(results.shape)} must be [rounds, {b}, {gamma + 4}].")
     return _backend(anchors).accept_and_commit(
         drafts, lengths, target_tokens, anchors, seq_lens, slots, limits, packed, simulated, num_rounds,
-        dummy_slot=dummy_slot,
+        dummy_slot=dummy_slot, results=results,
     )  # fmt: skip
 
 

@@ -71,11 +71,15 @@ def _commit_kernel(
     simulated_ptr,  # [S, B'] or None
     num_rounds_ptr,
     context_slots_ptr,  # [B·W]
+    results_ptr,  # [D, B, W + 3] or None; may lie in pinned host memory
     num_requests,
     drafts_stride,
     packed_stride,
     simulated_rows,
     simulated_stride,
+    results_depth,
+    results_round_stride,
+    results_stride,
     dummy_slot,
     GAMMA: tl.constexpr,
     BLOCK_B: tl.constexpr,
@@ -109,10 +113,17 @@ def _commit_kernel(
     slot = tl.load(slots_ptr + request, mask=real, other=0)
     context = tl.where(column < committed[:, None], slot[:, None], dummy_slot)
     tl.store(context_slots_ptr + request[:, None] * W + column, context, mask=inside)
+    tokens = tl.where(column == kept[:, None], bonus[:, None], drafts)
     packed = packed_ptr + request * packed_stride
-    tl.store(packed[:, None] + column, tl.where(column == kept[:, None], bonus[:, None], drafts), mask=inside)
+    tl.store(packed[:, None] + column, tokens, mask=inside)
     tl.store(packed + W, committed, mask=real)
     tl.store(packed + W + 1, proposed, mask=real)
+    if results_ptr is not None:
+        sent = results_ptr + (round_ % results_depth) * results_round_stride + request * results_stride
+        tl.store(sent[:, None] + column, tokens, mask=inside)
+        tl.store(sent + W, committed, mask=real)
+        tl.store(sent + W + 1, proposed, mask=real)
+        tl.store(sent + W + 2, tl.zeros_like(committed) + round_, mask=real)
     tl.store(anchors_ptr + request, bonus, mask=real & takes_part)
     tl.store(seq_lens_ptr + request, length + committed, mask=real)
     tl.store(num_rounds_ptr, round_ + 1)
@@ -167,6 +178,7 @@ def accept_and_commit(
     num_rounds: Tensor,
     *,
     dummy_slot: int,
+    results: Tensor | None = None,
 ) -> Tensor:
     """As `reference.accept_and_commit`; one kernel, of one program: it alone counts the round."""
     b, gamma = drafts.shape
@@ -183,11 +195,15 @@ def accept_and_commit(
         simulated,
         num_rounds,
         context_slots,
+        results,
         b,
         drafts.stride(0),
         packed.stride(0),
         1 if simulated is None else simulated.shape[0],
         0 if simulated is None else simulated.stride(0),
+        1 if results is None else results.shape[0],
+        0 if results is None else results.stride(0),
+        0 if results is None else results.stride(1),
         dummy_slot,
         GAMMA=gamma,
         BLOCK_B=triton.next_power_of_2(b),

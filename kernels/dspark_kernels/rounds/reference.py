@@ -75,18 +75,27 @@ def accept_and_commit(
     num_rounds: Tensor,
     *,
     dummy_slot: int,
+    results: Tensor | None = None,
 ) -> Tensor:
     """Greedy acceptance of ``drafts`` [B, γ] (at most ``lengths`` [B]) against ``target_tokens`` [B, γ + 1]; the state moves on.
 
     Changes in place: ``anchors`` [B] (the bonus token) and ``seq_lens`` [B] of requests that take part, ``packed``
     [B, γ + 3] (tokens, how many were committed, how many drafts were verified) and ``num_rounds`` [1]. ``simulated`` [S, B']
-    gives the accepted drafts of round ``num_rounds`` mod S instead. Returns the cache slot of each verified row [B·(γ + 1)]:
-    the request's for committed ones, else the dummy slot.
+    gives the accepted drafts of round ``num_rounds`` mod S instead. Entry ``num_rounds`` mod D of ``results`` [D, B, γ + 4] gets
+    ``packed`` and the round's number; on a GPU it may be pinned host memory. Returns the cache slot of each verified row
+    [B·(γ + 1)]: the request's for committed ones, else the dummy slot.
     """
     b = drafts.shape[0]
     forced = None if simulated is None else simulated.index_select(0, num_rounds % simulated.shape[0])[0, :b]
     accepted = greedy_accept(drafts, target_tokens, lengths, forced=forced)
-    return commit(accepted, lengths, anchors, seq_lens, slots, limits, packed, num_rounds, dummy_slot=dummy_slot)
+    this_round = num_rounds.clone()
+    context_slots = commit(
+        accepted, lengths, anchors, seq_lens, slots, limits, packed, num_rounds, dummy_slot=dummy_slot
+    )
+    if results is not None:
+        told = torch.cat([packed, this_round.expand(b, 1)], dim=1)
+        results.index_copy_(0, this_round % results.shape[0], told[None])
+    return context_slots
 
 
 def commit(

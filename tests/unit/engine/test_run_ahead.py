@@ -27,6 +27,34 @@ def test_results_are_read_two_rounds_late(models) -> None:
     assert LAG == 2
 
 
+@torch.inference_mode()
+def test_results_stand_where_they_were_written_until_they_are_read(models) -> None:
+    cfg = preset("tiny", device="cpu", batch_size=2, overlap=True)
+    engine = DecodeEngine(cfg, *models(cfg), CPU)
+    engine.join(Request(prompt=[3, 1, 4], max_new_tokens=64))
+    written = []
+    for n in range(6):
+        arrived = engine.step()
+        written.append(engine.rounds.sent[n % (LAG + 2), 0].tolist())
+        for r in arrived:
+            *tokens, num, proposed, index = written[r.index]
+            assert (r.tokens, r.accept_lengths, r.proposal_lengths) == ([tokens[:num]], [num], [proposed])
+            assert index == r.index
+    assert len({*map(tuple, written)}) == 6
+
+
+@torch.inference_mode()
+def test_results_of_another_round_are_never_taken_for_the_awaited_ones(models) -> None:
+    cfg = preset("tiny", device="cpu", batch_size=1, overlap=True)
+    engine = DecodeEngine(cfg, *models(cfg), CPU)
+    engine.join(Request(prompt=[3, 1, 4], max_new_tokens=64))
+    engine.step()
+    engine.step()
+    engine.rounds.num_rounds += 2  # rounds that the host does not know of
+    with pytest.raises(AssertionError, match="results of round 4 stand where those of round 0 belong"):
+        engine.step()
+
+
 @pytest.mark.parametrize("weights", ["bigram", "random"])
 @pytest.mark.parametrize("batch_size", [1, 2, 5])
 def test_lossless_with_requests_that_come_and_go(batch_size: int, weights: str, models) -> None:

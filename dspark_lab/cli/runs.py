@@ -91,14 +91,21 @@ def _default_arms(sizes: list[int]) -> list[str]:
 
 
 def generate(
-    target: Annotated[Path, typer.Option(help="Hugging Face folder of the target (Qwen3 or Qwen3-MoE).")],
-    drafter: Annotated[Path, typer.Option(help="DeepSpec folder of the drafter.")],
-    prompt_ids: Annotated[str, typer.Option(help="Token ids, with commas.")],
+    target: Annotated[
+        Path, typer.Option(help="Hugging Face folder of the target (Qwen3 or Qwen3-MoE), or the one that ships.")
+    ] = Path("shipped:target"),
+    drafter: Annotated[
+        Path, typer.Option(help="DeepSpec folder of the drafter; shipped:NAME is one that ships.")
+    ] = Path("shipped:dspark-rnn"),
+    prompt_ids: Annotated[str | None, typer.Option(help="Token ids, with commas.")] = None,
+    prompt: Annotated[
+        str | None, typer.Option(help="Text, for byte-level models such as those that ship; instead of --prompt-ids.")
+    ] = None,
     max_new_tokens: Annotated[int, typer.Option(help="Tokens to add.")] = 48,
     confidence_threshold: Annotated[
         float, typer.Option(help="Cut the block before the first confidence below; 0 keeps it.")
     ] = 0.0,
-    block_size: Annotated[int | None, typer.Option(help="γ; must be the checkpoint's.")] = None,
+    block_size: Annotated[int | None, typer.Option(help="γ; at most the checkpoint's.")] = None,
     device: Device = "cpu",
     set_: Set = None,
     json_: Json = False,
@@ -106,21 +113,30 @@ def generate(
     """Continue a prompt by speculative decoding from a target and a drafter on disk."""
     import dspark_lab as lab
 
-    prompt = ints("prompt_ids", prompt_ids)
+    ids = _prompt(prompt_ids, prompt)
     options: dict[str, Any] = {
         "device": device,
         "verify": "threshold" if confidence_threshold > 0 else "static",
         "confidence_threshold": confidence_threshold,
-        "prompt_len": len(prompt) or 1,
+        "prompt_len": len(ids) or 1,
         "max_new_tokens": max_new_tokens,
         "batch_size": 1,
     } | ({} if block_size is None else {"block_size": block_size})
     cfg = lab.load_pair(target, drafter, **merged(options, set_))
     if cfg.engine.simulated_accept_length is not None:
         raise LabError("simulated_accept_length is for measuring; generate accepts what the target accepts.")
-    out = lab.generate(cfg, [prompt], max_new_tokens=max_new_tokens)[0]
+    out = lab.generate(cfg, [ids], max_new_tokens=max_new_tokens)[0]
     lengths = {"acceptance_lengths": out.acceptance_lengths, "proposal_lengths": out.proposal_lengths}
-    show({"tokens": out.tokens, **lengths}, json_)
+    text = {} if prompt is None else {"text": lab.text_of(out.tokens)}
+    show({**text, "tokens": out.tokens, **lengths}, json_)
+
+
+def _prompt(prompt_ids: str | None, prompt: str | None) -> list[int]:
+    if (prompt_ids is None) == (prompt is None):
+        raise LabError(
+            "generate continues one prompt: give --prompt-ids 1,2,3 or, for a byte-level model, --prompt TEXT."
+        )
+    return list(prompt.encode("utf-8")) if prompt is not None else ints("prompt_ids", str(prompt_ids))
 
 
 def recorded(json_: Json = False) -> None:

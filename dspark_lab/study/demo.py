@@ -29,7 +29,7 @@ class Demo:
 
 def demo(*, logdir: Path | str = "tb", on_progress: Callable[[Progress], None] | None = None) -> Demo:
     """Compares `ARMS` on this machine and as recorded, and writes all of it below ``logdir``."""
-    live = sweep(preset("tiny"), alloc=ARMS, num_steps=32, repeats=3, profile_steps=4, on_progress=on_progress)
+    live = sweep(preset("shipped"), alloc=ARMS, num_steps=32, repeats=3, profile_steps=4, on_progress=on_progress)
     cells = [recorded_runs(preset="seed"), recorded_runs(sheet="small", batch_size=1)]
     shipped = [
         r
@@ -38,7 +38,7 @@ def demo(*, logdir: Path | str = "tb", on_progress: Callable[[Progress], None] |
         if r.config.engine.use_graph and r.acceptance and r.config.engine.alloc in ARMS
     ]
     tables = {
-        "This machine, live (tiny, a synthetic pair)": compare(live),
+        "This machine, live (shipped: a small trained pair on held-out text)": compare(live),
         "Recorded on H200s, unprofiled (the seed's cell at TP2, and small on one GPU; CUDA graphs, run-ahead)": compare(
             shipped
         ),

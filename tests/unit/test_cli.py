@@ -81,6 +81,15 @@ def test_generate_prints_its_shape() -> None:
     }
 
 
+def test_generate_continues_text_with_the_models_that_ship() -> None:
+    out = lab("generate", "--prompt", "And God said, ", "--max-new-tokens", 12, "--json")
+    assert out.returncode == 0, out.stderr
+    row = json.loads(out.stdout)
+    assert row["text"].startswith("And God said, ")
+    assert len(row["tokens"]) == len("And God said, ") + 12
+    assert set(row["proposal_lengths"]) == {7}
+
+
 def test_trace_summary_prints_its_shape() -> None:
     out = lab("trace", "summary", H200 / "trace_blocking.json.gz", "--json")
     d = json.loads(out.stdout)
@@ -128,6 +137,8 @@ def generate_with(ids: str = "1,2", target: str = "target", *more: object) -> li
         (["run", "--set", "batchsize=2"], "Did you mean 'batch_size'?"),
         (["run", "--set", "batch_size"], "name=value"),
         (["run", "--set", "use_graph=true"], "use_graph=True"),
+        (["generate"], "--prompt TEXT"),
+        (generate_with("1,2", "target", "--prompt", "x"), "--prompt-ids 1,2,3 or"),
         (generate_with("1,2,999999"), "999999"),
         (generate_with(""), "empty prompt"),
         (generate_with("1,2", "nowhere"), "nowhere"),

@@ -145,7 +145,7 @@ def _readable(text: str, *, inline: bool = False) -> str:
 def _legend(shown: pd.DataFrame) -> str:
     there = [o for o in OUTCOMES if (shown["outcome"] == o).any()]
     items = "".join(
-        f'<span style="margin-right:14px"><span style="display:inline-block;width:10px;height:10px;background:{_rgba(OUTCOMES[o][0], 0.35 if o == "discarded" else 0.8)}"></span> '
+        f'<span style="margin-right:14px;display:inline-block"><span style="display:inline-block;width:10px;height:10px;background:{_rgba(OUTCOMES[o][0], 0.35 if o == "discarded" else 0.8)}"></span> '
         f"{o}: {escape(OUTCOMES[o][1])}</span>"
         for o in there
     )

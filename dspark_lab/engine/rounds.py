@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from dspark_kernels.accept import Accepted, greedy_accept
+from dspark_kernels.backend import on_triton
 from dspark_kernels.rounds import Rows, accept_and_commit, block_rows, commit
 from dspark_lab.config import LabConfig
 from dspark_lab.engine.compacted import compacted
@@ -108,7 +109,8 @@ class Rounds:
         self.sent: Tensor | None = None
         """[depth, rows, W + 3] on the host: `packed` and the number of the round, which its own kernel writes to entry number mod
         depth, since a copy would stand between two graphs. None where more is sent, or other code commits: then it is copied."""
-        if self.results is self.packed and self.samplers is None and self.stop_ids is None:
+        writes = device.type != "cuda" or on_triton(self.packed)  # plain torch on a GPU writes to no host memory
+        if writes and self.results is self.packed and self.samplers is None and self.stop_ids is None:
             self.sent = torch.zeros(
                 depth, max_rows, self.width + 3, dtype=torch.int64, pin_memory=device.type == "cuda"
             )

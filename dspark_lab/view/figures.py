@@ -19,6 +19,7 @@ from dspark_lab.view.causes import causes, edits, step_parts
 from dspark_lab.view.drafting import accept_length_sweep, accepted_by_position, reliability, verify_budget
 from dspark_lab.view.ep import ep_lanes, ep_sweep, ep_traffic, expert_heatmap
 from dspark_lab.view.rows import TOO_FEW, arm_of, by_arm, is_few
+from dspark_lab.view.schedules import break_even, budget_worth, step_costs, verify_lengths
 from dspark_lab.view.strip import step_strip
 from dspark_lab.view.sweeps import host_work, launch_lead
 from dspark_lab.view.theme import COLOURS, FAINT, INK, joined, message, signed, stroke, titled
@@ -26,7 +27,7 @@ from dspark_lab.view.timeline import timeline
 from dspark_lab.view.waits import waits
 
 __all__ = [
-    "accept_length_sweep", "acceptance", "accepted_by_position", "causes", "comparison", "edits", "ep_lanes", "ep_sweep", "ep_traffic", "expert_heatmap", "host_work", "latency", "launch_lead", "reliability", "step_parts", "step_strip", "timeline", "verify_budget", "waits",
+    "accept_length_sweep", "acceptance", "accepted_by_position", "break_even", "budget_worth", "causes", "comparison", "edits", "ep_lanes", "ep_sweep", "ep_traffic", "expert_heatmap", "host_work", "latency", "launch_lead", "reliability", "step_costs", "step_parts", "step_strip", "timeline", "verify_budget", "verify_lengths", "waits",
 ]  # fmt: skip
 
 MAX_POINTS = 1500

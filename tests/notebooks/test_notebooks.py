@@ -27,6 +27,7 @@ def test_they_are_there():
         "05_ep_sweep",
         "06_open_your_trace",
         "07_draft_and_accept",
+        "08_confidence_and_schedule",
     ]
 
 

@@ -163,12 +163,14 @@ def _lines(arms: Sequence[Run]) -> dict[str, list[Run]]:
     one = [r for r in arms if r.config.parallel.ep_size == 1]
     many = [r for r in arms if r.config.parallel.ep_size > 1] or one
     sizes, strategies = len({r.config.engine.batch_size for r in arms}) > 1, len({arm_of(r) for r in many}) > 1
+    alike = {r.config.parallel.dispatcher for r in many if r.config.parallel.attn_dp == 1}
     lines: dict[str, list[Run]] = {}
     for r in many:
         p, e = r.config.parallel, r.config.engine
         parts = [arm_of(r)] * strategies
         if p.ep_size > 1:
             parts += [p.dispatcher, p.placement]
+            parts += ["attention DP"] * (p.attn_dp == p.ep_size and p.dispatcher in alike)
             parts += [f"{p.num_redundant_experts} redundant"] * (p.num_redundant_experts > 0)
         parts += [f"batch {e.batch_size}"] * sizes + [f"attn_dp {p.attn_dp}"] * (p.attn_dp not in (1, p.ep_size))
         lines.setdefault(", ".join(parts) or "EP 1", []).append(r)

@@ -10,6 +10,7 @@ from dspark_lab.config import LabConfig, preset
 from dspark_lab.device import device_name
 from dspark_lab.engine.decode import DecodeEngine
 from dspark_lab.engine.generate import generate, generate_plain
+from dspark_lab.engine.replays import RoundGraphs
 from dspark_lab.engine.request import Request
 from dspark_lab.errors import LabError
 from dspark_lab.plan.costs import CostWarning
@@ -119,3 +120,30 @@ def test_tiers() -> None:
         tier_for(7, [1, 4, 6])
     with pytest.raises(LabError, match="multiple of 5"):
         tiers_of([1], width=3, chunks=5)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 4.0])
+@pytest.mark.parametrize("layout", ["padded", "compact"])
+def test_rounds_as_captured_equal_eager_ones(layout: str, temperature: float, models, tmp_path) -> None:
+    """The graphs' own code path, with a backend that calls the function again: buckets, tiers, static buffers, state."""
+    cfg = preset("tiny", device="cpu", batch_size=3, buckets=(1, 2, 3), context_len=64, prompt_len=4, max_new_tokens=16)
+    cfg = with_costs(cfg.replace(layout=layout, temperature=temperature), tmp_path)
+    made = []
+    for captured in (False, True):
+        engine = DecodeEngine(cfg, *models(cfg), torch.device("cpu"))
+        if captured:
+            with torch.inference_mode():
+                engine.graphs = RoundGraphs(engine.rounds, cfg, buckets=[1, 2, 3], tiers=engine.tiers)
+            sizes = {g["tokens"] for g in engine.graphs.report() if g["name"] == "verify"}
+            assert sizes == ({6, 12, 18} if layout == "padded" else set(tiers_of([1, 2, 3], width=6)))
+        requests = [Request(prompt=p, max_new_tokens=16, number=i) for i, p in enumerate(PROMPTS)]
+        waiting = iter(requests)
+        with torch.inference_mode():
+            engine.admit(lambda _, left=waiting: next(left, None))
+            while engine.active:
+                engine.step()
+                engine.admit(lambda _, left=waiting: next(left, None))
+            engine.drain()
+        engine.close()
+        made.append([(r.tokens, r.proposal_lengths) for r in requests])
+    assert made[0] == made[1]

@@ -129,3 +129,13 @@ def test_a_sweep_over_ep_sizes_is_measured_and_shown() -> None:
     p.toggles["ep_size"].value = 4
     assert button.description == "Run at EP 1, 2, 4 ▸"
     assert len(p.figure.data[0].x) == 2  # what was measured stays
+
+
+def test_one_dispatcher_with_rows_alike_and_apart_is_two_lines() -> None:
+    from dspark_lab.view.ep import ep_sweep
+
+    runs = [measured("none", ms=3.0, name="one", config=preset("small", alloc="on_demand"))]
+    for dp in (1, 2):
+        cfg = preset("small", ep_size=2, attn_dp=dp, dispatcher="symm_mem", alloc="on_demand")
+        runs.append(measured("none", ms=2.0 + dp, name=f"dp{dp}", config=cfg))
+    assert [t.name for t in ep_sweep(runs).data] == ["symm_mem, contiguous", "symm_mem, contiguous, attention DP"]

@@ -1,6 +1,6 @@
 """Calibration and schedule of a shipped drafter on text that its target wrote: the figures of docs/scheduling.md.
 
-    python tests/bench/schedule.py                          # calibration by position; step costs measured here, then regret
+    python tests/bench/schedule.py                       # calibration by position; step costs measured here, then regret
     python tests/bench/schedule.py --sps sps.json           # with a table that was measured elsewhere
     python tests/bench/schedule.py --device cuda --graph    # costs of captured rounds, up to 256 requests
 

@@ -12,7 +12,7 @@ from dspark_lab.plan.costs import CostWarning
     ("toggles", "layouts"),
     [
         ({"temperature": 4.0}, [{"ep_size": 2, "attn_dp": 2, "dispatcher": "all_gather"}]),
-        ({"temperature": 4.0, "verify": "scheduled", "layout": "compact", "overlap": True}, [{"ep_size": 2}, {"tp_size": 2}]),
+        ({"temperature": 4.0, "verify": "scheduled", "layout": "compact", "overlap": True}, [{"tp_size": 2}]),
     ],
     ids=["sampled", "sampled, scheduled, compact"],
 )  # fmt: skip

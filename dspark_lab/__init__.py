@@ -74,6 +74,7 @@ _NAMES: dict[str, str] = {
     "to_report": "dspark_lab.export.report",
     "inspect": "dspark_lab.view.inspect",
     "panel": "dspark_lab.view.panel",
+    "live_training": "dspark_lab.view.training",
     "browse": "dspark_lab.view.browse.canvas",
 }
 

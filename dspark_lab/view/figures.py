@@ -16,6 +16,7 @@ import plotly.graph_objects as go
 from dspark_lab.errors import LabError
 from dspark_lab.runs.record import Run, as_runs
 from dspark_lab.view.causes import causes, edits, step_parts
+from dspark_lab.view.curves import training_curves
 from dspark_lab.view.depths import depth_sweep
 from dspark_lab.view.drafting import accept_length_sweep, accepted_by_position, reliability, verify_budget
 from dspark_lab.view.ep import ep_lanes, ep_sweep, ep_traffic, expert_heatmap
@@ -28,7 +29,7 @@ from dspark_lab.view.timeline import timeline
 from dspark_lab.view.waits import waits
 
 __all__ = [
-    "accept_length_sweep", "acceptance", "accepted_by_position", "break_even", "budget_worth", "causes", "comparison", "depth_sweep", "edits", "ep_lanes", "ep_sweep", "ep_traffic", "expert_heatmap", "host_work", "latency", "launch_lead", "reliability", "step_costs", "step_parts", "step_strip", "timeline", "verify_budget", "verify_lengths", "waits",
+    "accept_length_sweep", "acceptance", "accepted_by_position", "break_even", "budget_worth", "causes", "comparison", "depth_sweep", "edits", "ep_lanes", "ep_sweep", "ep_traffic", "expert_heatmap", "host_work", "latency", "launch_lead", "reliability", "step_costs", "step_parts", "step_strip", "timeline", "training_curves", "verify_budget", "verify_lengths", "waits",
 ]  # fmt: skip
 
 MAX_POINTS = 1500

@@ -57,6 +57,7 @@ LEGAL: dict[str, tuple[str, ...]] = {
 }
 """Texts that are one of a few; `alloc` may also be ``"transfer:guard"``."""
 
+_SIZELESS = (bool, str, NoneType)
 _WORDS = {bool: "True or False", int: "a whole number", float: "a finite number", str: "a text"}
 
 
@@ -79,11 +80,9 @@ def check_fields(part: Any, prefix: str = "") -> None:
 
     ``prefix`` goes before the names: ``target_`` makes them toggles.
     """
-    hints = _hints(type(part))
-    for f in fields(part):
-        value, hint = getattr(part, f.name), hints[f.name]
-        kinds = get_args(hint) if get_origin(hint) not in (None, tuple) else (hint,)
-        if any(_is(value, kind, f.name) for kind in kinds):
+    for f, kinds in _kinds_of(type(part)):
+        value = getattr(part, f.name)
+        if (type(value) in _SIZELESS and type(value) in kinds) or any(_is(value, kind, f.name) for kind in kinds):
             continue
         if f.name in LEGAL:
             raise unknown(prefix + f.name, value, LEGAL[f.name])
@@ -92,18 +91,20 @@ def check_fields(part: Any, prefix: str = "") -> None:
 
 
 @cache
-def _hints(part: type) -> dict[str, Any]:
-    return get_type_hints(part)
+def _kinds_of(part: type) -> tuple[tuple[Field[Any], tuple[Any, ...]], ...]:
+    """The fields of the dataclass ``part``, each with the kinds that its annotation allows; every config asks for them."""
+    hints = {name: (h,) if get_origin(h) in (None, tuple) else get_args(h) for name, h in get_type_hints(part).items()}
+    return tuple((f, hints[f.name]) for f in fields(part))
 
 
 def _is(value: Any, kind: Any, name: str) -> bool:
-    if get_origin(kind) is tuple:
-        return isinstance(value, tuple) and all(_is(v, get_args(kind)[0], name) for v in value)
     if kind is int:
         return is_int(value) and value >= AT_LEAST.get(name, value)
     if kind is float:
         return (isinstance(value, float) or is_int(value)) and _finite(value)
-    return isinstance(value, kind)
+    if isinstance(kind, type):
+        return isinstance(value, kind)
+    return isinstance(value, tuple) and all(_is(v, get_args(kind)[0], name) for v in value)
 
 
 def _finite(value: float) -> bool:

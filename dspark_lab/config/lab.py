@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from dspark_lab.config import rules
@@ -73,17 +73,16 @@ class LabConfig:
 
     def to_dict(self) -> dict[str, Any]:
         """Flat, JSON-ready: toggles by name, the two stacks of layers with the prefixes ``target_`` and ``draft_``."""
-        model = asdict(self.model)
-        target, draft, drafter = model.pop("target"), model.pop("draft"), model.pop("drafter")
+        m = self.model
         flat = {
             "preset": self.preset,
             "seed": self.seed,
-            **asdict(self.parallel),
-            **asdict(self.engine),
-            **drafter,
-            **model,
-            **{f"target_{k}": v for k, v in target.items()},
-            **{f"draft_{k}": v for k, v in draft.items()},
+            **vars(self.parallel),
+            **vars(self.engine),
+            **vars(m.drafter),
+            **{k: v for k, v in vars(m).items() if k in _PARTS["model"]},
+            **{f"target_{k}": v for k, v in vars(m.target).items()},
+            **{f"draft_{k}": v for k, v in vars(m.draft).items()},
         }
         return {k: list(v) if isinstance(v, tuple) else v for k, v in flat.items()}
 
@@ -134,11 +133,13 @@ _PARTS: dict[str, set[str]] = {
 }
 
 
+_PART_OF: dict[str, str] = {name: part for part, names in _PARTS.items() for name in names}
+
+
 def _part_of(name: str) -> str:
-    for part, names in _PARTS.items():
-        if name in names:
-            return part
-    raise _unknown_toggle(name)
+    if name not in _PART_OF:
+        raise _unknown_toggle(name)
+    return _PART_OF[name]
 
 
 def toggle_names() -> list[str]:

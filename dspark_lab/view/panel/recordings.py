@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +38,17 @@ def recordings() -> pd.DataFrame:
 def _row(name: str) -> dict[str, Any]:
     path = store.data_dir() / "recorded" / name / "run.json"
     try:
-        d = json.loads(Path(path).read_text())
+        state = path.stat()
+    except OSError as e:
+        raise LabError(f"{path} cannot be read as a run: {e}") from None
+    return _row_of(name, path, state.st_mtime_ns, state.st_size)
+
+
+@cache
+def _row_of(name: str, path: Path, *state: int) -> dict[str, Any]:
+    """The row of one file, read again where its ``state`` (time of change, size) is another."""
+    try:
+        d = json.loads(path.read_text())
         cfg = LabConfig.from_dict(d["config"])
         environment, role = d["environment"], d["role"]
     except (OSError, ValueError, KeyError) as e:

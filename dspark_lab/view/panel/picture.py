@@ -11,6 +11,9 @@ from typing import Any
 import ipywidgets as W
 import plotly.graph_objects as go
 
+FIRST_WORDS = ("_js2py_traceDeltas", "_js2py_layoutDelta")
+"""What plotly's widget tells the kernel after it has drawn."""
+
 
 class Picture:
     """``show(figure)`` puts a figure there; ``figure`` is the last one shown, which stays until the next."""
@@ -18,26 +21,43 @@ class Picture:
     def __init__(self, *, min_height: str = "240px") -> None:
         self.figure: go.Figure | None = None
         self._live: Any = None
+        self._drawn = False
+        """Whether the browser has drawn the widget: its script loads for a while, and what is sent before that is lost."""
         self._width = 0
         self.widget = W.Box(layout=W.Layout(width="100%", min_height=min_height, overflow="hidden", margin="0"))
 
     def show(self, figure: go.Figure) -> None:
         if figure is self.figure:
             return
-        if self._live is None:
-            self._live = _widget(figure)
-            self.widget.children = (self._live,)
-        elif isinstance(self._live, W.HTML):
+        if isinstance(self._live, W.HTML):
             self._live.value = _plain(figure)
-        else:
+        elif self._drawn:
             _update(self._live, figure, self._width)
+        else:
+            before, self._live = self._live, _widget(figure, self._width)
+            self._hear(self._live)
+            self.widget.children = (self._live,)
+            if before is not None:
+                before.close()
         self.figure = figure
         self.fill(self._width)
+
+    def _hear(self, live: Any) -> None:
+        """Learns of the browser's first word about ``live``, which it says once it has drawn it."""
+        if isinstance(live, W.HTML):
+            return
+
+        def heard(_: Any) -> None:
+            if live is self._live and not self._drawn:
+                self._drawn = True
+                self.fill(self._width)
+
+        live.observe(heard, names=list(FIRST_WORDS))
 
     def fill(self, width: int) -> None:
         """Makes the figure ``width`` pixels wide; 0: as wide as plotly finds."""
         self._width = width
-        if width and self._live is not None and not isinstance(self._live, W.HTML) and self._live.layout.width != width:
+        if width and self._drawn and self._live.layout.width != width:
             self._live.layout.width = width
 
 
@@ -60,15 +80,15 @@ class Stage:
         self.widget.children = (self.figure.widget,)
 
 
-def _widget(figure: go.Figure) -> Any:
-    """A `go.FigureWidget`; plain HTML with the script inside (no download) where anywidget cannot be imported."""
+def _widget(figure: go.Figure, width: int) -> Any:
+    """A `go.FigureWidget`, whole from the start; plain HTML with the script inside (no download) where anywidget cannot be imported."""
+    layout = go.Layout(figure.layout, width=width or None, autosize=True)
     try:
         with _without_grammars():
-            live: Any = go.FigureWidget(figure)
+            live: Any = go.FigureWidget(data=figure.data, layout=layout)
     except ImportError:
         return W.HTML(_plain(figure), layout=W.Layout(width="100%"))
     live._config = {**(live._config or {}), "displaylogo": False, "responsive": True}
-    live.layout.autosize = True
     return live
 
 

@@ -63,8 +63,11 @@ class Toggle:
     def say(self, reason: str, *, disabled: bool = False, aloud: bool = True) -> None:
         """Puts ``reason`` on the small line and into the tooltip; ``disabled`` greys the control."""
         self.reason = reason
-        self.control.disabled = disabled
-        self.control.tooltip = reason or self.tip or None
+        with (
+            self.control.hold_sync()
+        ):  # one message: a second one puts back the last value where a person types already
+            self.control.disabled = disabled
+            self.control.tooltip = reason or self.tip or None
         shown = bool(reason) and aloud
         self.line.value = f'<div style="{SOFT}">{html.escape(reason)}</div>' if shown else ""
         self.line.layout.display = "" if shown else "none"

@@ -7,11 +7,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import plotly.graph_objects as go
 import pytest
 
 from dspark_lab.config import preset
 from dspark_lab.runs import store
 from dspark_lab.view.panel import Panel, panel
+from dspark_lab.view.panel.picture import Picture
 from tests.unit.view.conftest import measured
 
 
@@ -105,6 +107,43 @@ def test_what_is_being_typed_is_not_wiped(shown: Panel, monkeypatch: pytest.Monk
     told(shown.toggles["ep_size"].control, index=place(shown.toggles["ep_size"].control, "2"))
     assert shown.tab == "Export"
     assert sent == []
+
+
+def test_what_is_typed_the_moment_it_can_be_is_not_wiped(shown: Panel, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A number that can be typed from now on hears so in one message, and nothing after it: a second would put 0 back."""
+    told(shown.frame.source, index=1)
+    threshold, sent = shown.toggles["confidence_threshold"].control, []
+    verify = shown.toggles["verify"].control
+    assert threshold.disabled
+    monkeypatch.setattr(threshold.comm, "publish_msg", lambda *a, **k: sent.append(k["data"]["state"]))
+    told(verify, index=place(verify, "threshold"))
+    assert len(sent) == 1
+    assert sent[0]["disabled"] is False
+    batch = shown.toggles["batch_size"].control
+    told(batch, index=place(batch, "8"))
+    assert len(sent) == 1
+    told(threshold, value=0.4)
+    assert shown.config.engine.confidence_threshold == 0.4
+
+
+def test_a_picture_that_the_browser_has_not_drawn_yet_is_made_anew() -> None:
+    """While its script loads, plotly's widget hears no change of its data: an update then would be lost."""
+    picture, first, second = Picture(), go.Figure(go.Bar(y=[1])), go.Figure(go.Bar(y=[2, 3]))
+    picture.show(first)
+    (loading,) = picture.widget.children
+    picture.fill(640)
+    picture.show(second)
+    (live,) = picture.widget.children
+    assert live is not loading
+    assert loading.comm is None  # closed
+    assert (list(live.data[0].y), live.layout.width) == ([2, 3], 640)
+    picture.fill(700)
+    assert live.layout.width == 640
+    told(live, _js2py_layoutDelta={"layout_delta": {}, "layout_edit_id": live._last_layout_edit_id})
+    assert live.layout.width == 700
+    picture.show(first)
+    assert picture.widget.children == (live,)
+    assert list(live.data[0].y) == [1]
 
 
 def test_the_last_strategy_can_be_unticked(shown: Panel) -> None:

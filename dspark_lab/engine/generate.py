@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -49,12 +49,14 @@ def generate(
     keep_rounds: bool = False,
     models: tuple[Target, AnyDrafter] | None = None,
     groups: ParallelGroups | None = None,
+    on_progress: Callable[[int, int], None] | None = None,
 ) -> list[Generated]:
     """Continues each prompt by speculative decoding, losslessly; batches of ``batch_size``, ragged prompts allowed.
 
     ``sampling``: one a prompt, greedy ones among them; by default all as the config says. What a prompt draws goes by the
     config's ``seed`` and its place in ``prompts``, not by what runs beside it. ``keep_rounds``: also each round's drafts and
-    confidences. Where the config needs several ranks, each calls this with all prompts, in their process group, and gets all outputs.
+    confidences. ``on_progress(done, all)`` counts this rank's new tokens after each round; what it raises ends the generation.
+    Where the config needs several ranks, each calls this with all prompts, in their process group, and gets all outputs.
 
     ``models`` are built from ``cfg`` where not given, and so are the ``groups`` of its ranks. Raises `LabError` before the first step for a prompt that cannot run
     and for ``max_new_tokens`` below 1 (None: the config's).
@@ -79,6 +81,8 @@ def generate(
     while engine.any_active():
         engine.step()
         engine.admit(lambda _: next(waiting, None))
+        if on_progress is not None:
+            on_progress(sum(min(len(r.new_tokens), limit) for r in requests.values()), limit * len(requests))
     engine.drain()
     done = [
         (

@@ -88,7 +88,7 @@ class Inspection:
         t = self.table
         rounds = int(t["round"].max())
         committed = int(t["outcome"].isin(("accepted", "bonus")).sum())
-        figures = f"{committed} tokens in {rounds} rounds, {committed / rounds:.2f} a round"
+        figures = f"{committed} tokens in {rounds} rounds, accept length {committed / rounds:.2f}"
         return " · ".join(x for x in (self.label, figures, "darker: more confident" * bool(t["confidence"].notna().any())) if x)  # fmt: skip
 
 

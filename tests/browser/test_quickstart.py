@@ -34,8 +34,13 @@ class Panel:
         return self.box.locator(".widget-checkbox", has=self.page.get_by_text(name, exact=True)).locator("input")
 
     def select(self, label: str) -> Locator:
-        cells = self.box.locator(".dspark-row > .widget-vbox", has=self.page.get_by_text(label, exact=True))
-        return cells.locator("select")
+        return self._cell(label).locator("select")
+
+    def number(self, label: str) -> Locator:
+        return self._cell(label).locator("input[type=number]")
+
+    def _cell(self, label: str) -> Locator:
+        return self.box.locator(".dspark-row > .widget-vbox", has=self.page.get_by_text(label, exact=True))
 
     def tab(self, name: str) -> None:
         self.box.locator(".lm-TabBar-tab", has_text=name).click()

@@ -17,7 +17,7 @@ STYLE = """<style>
 .dspark-bar > * { flex-shrink: 0; }
 .dspark-panel .widget-dropdown select { font-size: 12px; }
 .dspark-panel .jupyter-widget-tab > .widget-tab-contents { padding: 4px; overflow: hidden; }
-.dspark-panel .jupyter-widget-tab > .lm-TabBar .lm-TabBar-tab { min-width: 0; flex: 1 1 auto; padding: 0 8px; }
+.dspark-panel .jupyter-widget-tab > .lm-TabBar .lm-TabBar-tab { min-width: 0; flex: 1 1 auto; padding: 0 3px; font-size: 12px; text-align: center; }
 .dspark-panel .widget-tab-contents .widget-vbox, .dspark-panel .widget-tab-contents .widget-html { overflow-x: hidden; margin: 0; }
 .dspark-panel option[value$="✕"] { display: none; }
 .dspark-board select:disabled, .dspark-board input:disabled { opacity: .55; }

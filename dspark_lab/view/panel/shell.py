@@ -14,6 +14,7 @@ from dspark_lab.runs.record import Run
 from dspark_lab.view import tables
 from dspark_lab.view.panel import reasons, snippet
 from dspark_lab.view.panel.board import Board
+from dspark_lab.view.panel.continuing import config_of
 from dspark_lab.view.panel.frame import Frame
 from dspark_lab.view.panel.guard import Guard
 from dspark_lab.view.panel.measuring import Measuring, check_ready
@@ -26,6 +27,7 @@ from dspark_lab.view.panel.tabs.export import ExportTab
 from dspark_lab.view.panel.tabs.plots import plot_tabs
 from dspark_lab.view.panel.tabs.shown import Shown
 from dspark_lab.view.panel.tabs.timeline import TimelineTab
+from dspark_lab.view.panel.tabs.tokens import TokensTab
 from dspark_lab.view.panel.tabs.trace_file import TraceFileTab
 from dspark_lab.view.panel.tabs.whatif import WhatIfTab
 from dspark_lab.view.panel.turn import in_turn
@@ -77,6 +79,7 @@ class Panel:
         order = [
             TimelineTab(self.guard, self._draw),
             *(plots[n] for n in ("Latency", "Compare", "Waits", "Acceptance")),
+            TokensTab(self.guard, self._to_continue, self._say_code, seed=self.board.asked.extra.get("seed", 0)),
             EpTab(self.guard, lambda: self.stock.over_ep(self.board, live=self.source == "live"), self.run_over_ep),
             TraceFileTab(self.guard, self._say_code),
             DiffTab(self.guard, self._say_code),
@@ -84,6 +87,9 @@ class Panel:
             ExportTab(self.guard),
         ]
         return {t.name: t for t in order}
+
+    def _to_continue(self) -> LabConfig:
+        return config_of(self.board, live=self.source == "live", busy=self.measuring.running)
 
     def _connect(self) -> None:
         f = self.frame
@@ -140,7 +146,7 @@ class Panel:
 
     @property
     def figure(self) -> Any:
-        """What the tab in front shows: a plotly figure, or the `Browse` of a timeline to zoom in; None where it has none."""
+        """What the tab in front shows: a plotly figure, the `Browse` of a timeline to zoom in, an `Inspection`; None where it has none."""
         return self._tabs[self.tab].figure
 
     @property
@@ -251,6 +257,10 @@ class Panel:
             raise LabError("recorded runs are not measured again; choose This machine to run.")
         if not self.measuring.running:
             check_ready(self.board, axes)
+            if self._tabs["Tokens"].work.running:
+                raise LabError(
+                    "the tab Tokens still writes, which would slow what is measured; wait for it, or press its Stop."
+                )
         self.measuring.start(self.board.config(), **{**self.board.options, **axes})
         self._offer_run(running=True)
         self.measuring.watch()

@@ -40,7 +40,7 @@ def test_the_page(tmp_path):
     seen = lab.inspect(MADE, PROMPT, title="Mine", label="measured")
     page = seen.save(tmp_path / "page.html").read_text()
     assert "ab&lt;" in page
-    assert "measured · 5 tokens in 2 rounds, 2.50 a round · darker: more confident" in page
+    assert "measured · 5 tokens in 2 rounds, accept length 2.50 · darker: more confident" in page
     assert 'title="round 1, position 3: drafted, verified and refused; confidence 0.25"' in page
     opacities = [float(x) for x in re.findall(r'class="accepted" style="background:rgba\(0,158,115,([\d.]+)\)', page)]
     assert opacities[1] < opacities[0] < opacities[2]

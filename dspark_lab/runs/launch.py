@@ -22,6 +22,12 @@ GRACE_S = 3.0
 """From the first dead rank to the end of the others."""
 
 
+def agent_command(world_size: int, folder: Path) -> list[str]:
+    """Command line of the process that starts the ranks of the job in ``folder`` and ends when they have ended."""
+    return [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nnodes=1", f"--nproc-per-node={world_size}",
+            "--max-restarts=0", "-m", "dspark_lab.runs.worker", str(folder)]  # fmt: skip
+
+
 class Launch:
     """Starts the ranks of ``spec`` with ``folder`` as their job folder."""
 
@@ -30,8 +36,7 @@ class Launch:
         self.folder = folder
         folder.mkdir(parents=True)
         spec.save(folder)
-        command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nnodes=1", f"--nproc-per-node={spec.world_size}",
-                   "--max-restarts=0", "-m", "dspark_lab.runs.worker", str(folder.resolve())]  # fmt: skip
+        command = agent_command(spec.world_size, folder.resolve())
         env = {**os.environ, "DSPARK_LAB_PARENT": str(os.getpid()), "OMP_NUM_THREADS": "1"}
         if spec.arms[0].config.engine.device == "cpu":
             env["CUDA_VISIBLE_DEVICES"] = ""

@@ -122,15 +122,16 @@ def test_odd_arguments_are_named() -> None:
         lab.load_runs("/nope")
 
 
-def test_the_same_work_in_groups_of_its_own_is_a_tie_without_a_floor(tmp_path: Path) -> None:
-    runs = lab.sweep(
-        lab.preset("tiny", device="cpu"),
-        placement=["contiguous", "round_robin"],
-        num_steps=4,
-        repeats=2,
-        profile_steps=0,
-        out=tmp_path / "o",
-    )
+def test_the_same_work_in_groups_of_its_own_is_a_tie_without_a_floor(tmp_path: Path, forked_ranks) -> None:
+    with forked_ranks():
+        runs = lab.sweep(
+            lab.preset("tiny", device="cpu"),
+            placement=["contiguous", "round_robin"],
+            num_steps=4,
+            repeats=2,
+            profile_steps=0,
+            out=tmp_path / "o",
+        )
     row = lab.compare(runs, by="placement").set_index("placement").loc["round_robin"]
     assert row["verdict"] == "tie"
     assert "processes=3" in row["reason"]

@@ -17,12 +17,13 @@ from dspark_lab.runs.record import Run, read_run
 
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory: pytest.TempPathFactory) -> list[Run]:
+def runs(tmp_path_factory: pytest.TempPathFactory, forked_ranks) -> list[Run]:
     cfg = lab.preset("tiny", device="cpu", batch_size=3, weights="random")
-    return lab.sweep(
-        cfg, ep_size=[1, 2], dispatcher=["all_reduce", "all_to_all"], placement=["balanced"], num_steps=6, repeats=2,
-        profile_steps=0, out=tmp_path_factory.mktemp("ep") / "out",
-    )  # fmt: skip
+    with forked_ranks():
+        return lab.sweep(
+            cfg, ep_size=[1, 2], dispatcher=["all_reduce", "all_to_all"], placement=["balanced"], num_steps=6, repeats=2,
+            profile_steps=0, out=tmp_path_factory.mktemp("ep") / "out",
+        )  # fmt: skip
 
 
 def test_what_a_sweep_leaves_open_follows() -> None:
@@ -120,7 +121,7 @@ def test_what_cannot_run_is_told_before_it_starts(toggles: dict, said: str) -> N
         check_runnable(lab.preset("tiny", device="cpu", **toggles))
 
 
-def test_a_room_that_is_too_small_ends_the_run(tmp_path: Path) -> None:
+def test_a_room_that_is_too_small_ends_the_run(tmp_path: Path, forked_ranks) -> None:
     cfg = lab.preset(
         "tiny",
         device="cpu",
@@ -131,5 +132,8 @@ def test_a_room_that_is_too_small_ends_the_run(tmp_path: Path) -> None:
         dispatcher="all_to_all",
         capacity_factor=0.3,
     )
-    with pytest.raises(LabError, match=r"dispatcher='all_to_all': \d+ rows found no room .* capacity_factor=0.3"):
+    with (
+        forked_ranks(),
+        pytest.raises(LabError, match=r"dispatcher='all_to_all': \d+ rows found no room .* capacity_factor=0.3"),
+    ):
         lab.run(cfg, num_steps=4, profile_steps=0, out=tmp_path / "out")

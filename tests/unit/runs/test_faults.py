@@ -37,12 +37,11 @@ def ranks_left() -> list[str]:
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_a_fault_ends_in_an_error(fault: str, tmp_path, monkeypatch) -> None:
+def test_a_fault_ends_in_an_error(fault: str, tmp_path, monkeypatch, forked_ranks) -> None:
     here = str(Path(__file__).parent)
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([here, os.environ.get("PYTHONPATH", "")]))
     cfg = lab.preset("tiny", device="cpu", ep_size=2, batch_size=3, dispatcher=f"faults:{fault}", weights="random")
-    job = lab.start([cfg], num_steps=100_000, profile_steps=0, wait_limit_s=LIMIT_S, out=tmp_path / "out")
-    with pytest.raises(RunFailed, match=FAULTS[fault]) as caught:
-        job.wait(90)
+    with forked_ranks(), pytest.raises(RunFailed, match=FAULTS[fault]) as caught:
+        lab.start([cfg], num_steps=100_000, profile_steps=0, wait_limit_s=LIMIT_S, out=tmp_path / "out").wait(90)
     assert "\n" not in str(caught.value)
     assert not ranks_left()

@@ -75,11 +75,12 @@ def test_a_sweep_of_the_seeds_arms(tmp_path) -> None:
 
 
 @pytest.mark.parametrize("weights", ["bigram", "random"])
-def test_ep_size_never_changes_a_token(weights: str, tmp_path) -> None:
+def test_ep_size_never_changes_a_token(weights: str, tmp_path, forked_ranks) -> None:
     cfg = lab.preset("tiny", device="cpu", weights=weights, batch_size=3)
-    runs = lab.sweep(
-        cfg, ep_size=[1, 2, 4], alloc=["on_demand"], num_steps=8, repeats=1, profile_steps=2, out=tmp_path / "out"
-    )
+    with forked_ranks():
+        runs = lab.sweep(
+            cfg, ep_size=[1, 2, 4], alloc=["on_demand"], num_steps=8, repeats=1, profile_steps=2, out=tmp_path / "out"
+        )
     assert [r.config.parallel.ep_size for r in runs] == [1, 2, 4]
     assert len({r.outputs["digest"] for r in runs}) == 1
     for run in runs:

@@ -74,7 +74,7 @@ SIZES: dict[str, dict[str, Any]] = {
     },
     "laptop": {
         "seq_len": 256, "context_len": 512, "target": {"batch_size": 8, "peak_lr": 4e-3, "num_steps": 400},
-        "drafter": {"batch_size": 4, "num_anchors": 32, "peak_lr": 4e-3, "num_steps": 300},
+        "drafter": {"batch_size": 4, "num_anchors": 32, "peak_lr": 4e-3, "num_steps": 200},
         "samples": 384, "sample_batch": 192, "prompt_len": 64, "eval": 8, "eval_len": 256,
         "drafters": ("dspark-rnn", "dspark-rank0", "dspark"),
     },
@@ -242,7 +242,8 @@ def everything(args: argparse.Namespace) -> None:
     if not (args.out / "samples.npz").is_file():
         subprocess.run(part_command(args, "samples"), check=True, env=one_gpu)
     steps = () if args.steps is None else ("--steps", str(args.steps))
-    jobs = {name: part_command(args, "drafter", "--name", name, *steps) for name in kinds}
+    left = [name for name in kinds if not (args.out / f"{name}.note.json").is_file()]
+    jobs = {name: part_command(args, "drafter", "--name", name, *steps) for name in left}
     run_jobs(args, jobs, deadline=started + args.seconds)
     report(args)
     pack(args.out, {"drafters": [n for n in kinds if n in SHIPPED and (args.out / n / "config.json").is_file()]})

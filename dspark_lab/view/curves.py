@@ -28,7 +28,7 @@ def training_curves(history: pd.DataFrame | Any, *, title: str = "Training", lab
     label = label or ("" if isinstance(history, pd.DataFrame) else f"measured · {history.device}")
     if not len(table):
         return message(title, "No step has been logged yet.", height=400)
-    figure = make_subplots(rows=1, cols=2, subplot_titles=["loss", "accept length"], horizontal_spacing=0.1)
+    figure = make_subplots(rows=1, cols=2, subplot_titles=["loss", "accept length"], horizontal_spacing=0.13)
     for name, (colour, dash, said) in LOSSES.items():
         if name in table and table[name].abs().max() > 0:
             figure.add_scatter(

@@ -122,7 +122,7 @@ class LiveTraining:
 
     def _tick(self, progress: Progress) -> None:
         self._rows |= self._job.rows()
-        if len(self._rows) != self._shown:
+        if len(self._rows) != self._shown and self.picture.drawn:
             self._shown = len(self._rows)
             self.picture.show(self.figure)
         if not progress.done and not self._job.stopping:
@@ -190,7 +190,7 @@ class _Job:
             state = "complete" if getattr(self.result, "complete", True) else "stopped"
             fraction = 1.0 if state == "complete" else self._progress.fraction
         except BaseException as e:  # said by the view; a thread that died in silence would look like a hang
-            state, self.error = "failed", e
+            state, self.error, fraction = "failed", e, self._progress.fraction
         self._ended = time.monotonic()
         self._progress = Progress(state=state, fraction=fraction, message=self._progress.message)
 

@@ -42,6 +42,11 @@ class Picture:
         self.figure = figure
         self.fill(self._width)
 
+    @property
+    def drawn(self) -> bool:
+        """Whether the browser has drawn it; until then `show` makes the widget anew, which a figure that grows must not ask for at each look."""
+        return self._drawn
+
     def _hear(self, live: Any) -> None:
         """Learns of the browser's first word about ``live``, which it says once it has drawn it."""
         if isinstance(live, W.HTML):

@@ -10,10 +10,11 @@ import torch
 from dspark_lab.config import LabConfig
 from dspark_lab.config.kinds import shown
 from dspark_lab.device import resolve
-from dspark_lab.engine.decode import DecodeEngine, check_runnable
+from dspark_lab.engine.decode import DecodeEngine
 from dspark_lab.engine.demands import Demands, sampling_of
 from dspark_lab.engine.request import Request, check_limit, check_prompt, check_prompts
 from dspark_lab.engine.results import RoundDetail
+from dspark_lab.engine.runnable import check_runnable
 from dspark_lab.ep.groups import ParallelGroups, process_groups
 from dspark_lab.errors import LabError
 from dspark_lab.models.batch import ForwardBatch, ForwardMode

@@ -42,15 +42,14 @@ def usable_buckets(buckets: Iterable[int], parallel: ParallelConfig) -> list[int
     return usable
 
 
-def bucket_for(batch_size: int, buckets: Iterable[int]) -> int:
-    """The smallest of ``buckets`` that holds ``batch_size`` requests. Raises `LabError` where none does."""
+def bucket_for(num: int, buckets: Iterable[int], *, what: str = "batch_size") -> int:
+    """The smallest of ``buckets`` that holds ``num`` requests, or rows of a compact forward: ``what`` names them in the error.
+    Raises `LabError` where none does."""
     sizes = sorted(buckets)
     for size in sizes:
-        if size >= batch_size:
+        if size >= num:
             return size
-    raise LabError(
-        f"batch_size={batch_size} is over the largest bucket, {sizes[-1] if sizes else 'of which there are none'}."
-    )
+    raise LabError(f"{what}={num} is over the largest bucket, {sizes[-1] if sizes else 'of which there are none'}.")
 
 
 def local_counts(num_tokens: int, padded_tokens: int, attn_tp: int) -> list[int]:

@@ -18,12 +18,3 @@ def tiers_of(buckets: Iterable[int], *, width: int, chunks: int = 1) -> list[int
     if not usable:
         raise LabError(f"no tier of {sizes} is a multiple of {chunks}, which many ranks share the rows of a forward.")
     return usable
-
-
-def tier_for(num_rows: int, tiers: Iterable[int]) -> int:
-    """The smallest of ``tiers`` that holds ``num_rows``. Raises `LabError` where none does."""
-    sizes = sorted(tiers)
-    for size in sizes:
-        if size >= num_rows:
-            return size
-    raise LabError(f"{num_rows} rows are over the largest tier, {sizes[-1] if sizes else 'of which there are none'}.")

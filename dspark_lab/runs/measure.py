@@ -14,7 +14,8 @@ import numpy as np
 import torch
 
 from dspark_lab import device as hardware
-from dspark_lab.engine.decode import DecodeEngine, Round
+from dspark_lab.engine.decode import DecodeEngine
+from dspark_lab.engine.flights import Round
 from dspark_lab.engine.request import Request, workload
 from dspark_lab.ep.timing import ExchangeTimes, Timed
 

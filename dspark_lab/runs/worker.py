@@ -20,7 +20,8 @@ import torch.distributed as dist
 
 from dspark_lab import device as hardware
 from dspark_lab.config import LabConfig
-from dspark_lab.engine.decode import DecodeEngine, check_runnable
+from dspark_lab.engine.decode import DecodeEngine
+from dspark_lab.engine.runnable import check_runnable
 from dspark_lab.ep.control import WAIT_LIMIT_S
 from dspark_lab.ep.groups import process_groups
 from dspark_lab.errors import LabError, RunFailed

@@ -159,7 +159,7 @@ def _listed(values: list[Any]) -> str:
 def not_live(cfg: LabConfig, **change: Any) -> str:
     """Why this version cannot run ``cfg`` with ``change`` here, though a recording may have it; empty where it can."""
     try:
-        from dspark_lab.engine.decode import check_runnable
+        from dspark_lab.engine.runnable import check_runnable
     except ImportError:
         return NO_TORCH
     if change.get("dispatcher") == "symm_mem" and (cfg.engine.device == "cpu" or gpu_here()):

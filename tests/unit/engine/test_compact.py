@@ -14,7 +14,8 @@ from dspark_lab.engine.replays import RoundGraphs
 from dspark_lab.engine.request import Request
 from dspark_lab.errors import LabError
 from dspark_lab.plan.costs import CostWarning
-from dspark_lab.plan.tiers import tier_for, tiers_of
+from dspark_lab.plan.padding import bucket_for
+from dspark_lab.plan.tiers import tiers_of
 from dspark_lab.spec.compact import compact
 
 NEW = 24
@@ -115,9 +116,8 @@ def test_who_takes_no_part_has_no_row() -> None:
 def test_tiers() -> None:
     assert tiers_of([1, 2, 4], width=3) == [1, 2, 3, 4, 6, 8, 12]
     assert tiers_of([1, 2, 4], width=3, chunks=4) == [4, 8, 12]
-    assert tier_for(5, [1, 4, 6]) == 6
-    with pytest.raises(LabError, match="7 rows are over the largest tier, 6"):
-        tier_for(7, [1, 4, 6])
+    with pytest.raises(LabError, match="num_rows=7 is over the largest bucket, 6"):
+        bucket_for(7, [1, 4, 6], what="num_rows")
     with pytest.raises(LabError, match="multiple of 5"):
         tiers_of([1], width=3, chunks=5)
 

@@ -10,7 +10,7 @@ import pytest
 
 import dspark_lab as lab
 from dspark_lab.analysis.ep import expert_load, imbalance_of, rows_by_rank, traffic_of
-from dspark_lab.engine.decode import check_runnable
+from dspark_lab.engine.runnable import check_runnable
 from dspark_lab.errors import LabError
 from dspark_lab.runs.plan import expand
 from dspark_lab.runs.record import Run, read_run

@@ -11,7 +11,13 @@ import typer
 from dspark_lab.errors import LabError
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON to standard output.")]
-Preset = Annotated[str, typer.Option(help="shipped (a trained pair) or tiny (CPU, seconds); small and others (GPU).")]
+Preset = Annotated[
+    str,
+    typer.Option(
+        help="shipped: a trained pair on held-out text, on a CPU in seconds. tiny: a synthetic pair, the fastest. small, "
+        "qwen3-30b-a3b, seed: random weights of real shapes, for a GPU."
+    ),
+]
 Device = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
 Steps = Annotated[int, typer.Option(help="Measured steps a block.")]
 ProfileSteps = Annotated[int, typer.Option(help="Steps of the profiled capture after the measured blocks; 0 for none.")]

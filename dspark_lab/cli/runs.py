@@ -13,7 +13,7 @@ from dspark_lab.errors import LabError, unknown
 
 
 def run(
-    preset: Preset = "tiny",
+    preset: Preset = "shipped",
     ep_size: Annotated[int, typer.Option(help="Ranks that share the experts.")] = 1,
     alloc: Annotated[str, typer.Option(help="How num_token_non_padded reaches the device.")] = "on_demand",
     device: Device = "auto",

@@ -20,6 +20,7 @@ def test_panel_drafts_with_a_trained_drafter(
     expect(panel.sentence).to_contain_text("blocking: step", timeout=60_000)
     show(panel)
     panel.button("This machine").click()
+    panel.select("Preset").select_option("tiny")
     expect(panel.select("Drafter")).to_be_disabled()
     panel.select("Preset").select_option("shipped")
     expect(panel.select("Drafter")).to_be_enabled()

@@ -64,6 +64,7 @@ def test_run_prints_its_shape(tmp_path) -> None:
     )
     assert out.returncode == 0, out.stderr
     row = json.loads(out.stdout)
+    assert row["name"].startswith("shipped-")  # what a person meets is trained
     assert row["accept_length"] == pytest.approx(1 + sum(row["accept_by_position"]))
     summary = lab("trace", "summary", row["path"], "--json", cwd=tmp_path)
     assert json.loads(summary.stdout)["num_steps"] == 2

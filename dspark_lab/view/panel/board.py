@@ -30,7 +30,7 @@ class Board:
         _check(asked)
         named = asked.get("alloc")
         given = {n: asked[n] for n in recordings.FACETS if n in asked}
-        chosen, drafter = asked.pop("preset", "tiny"), asked.pop("drafter", ITS_OWN)
+        chosen, drafter = asked.pop("preset", SHIPPED), asked.pop("drafter", ITS_OWN)
         base = preset(chosen)
         arms = asked.pop("alloc", ["none", "blocking", "non_blocking", "on_demand"])
         arms = [arms] if isinstance(arms, str) else list(arms)
@@ -48,7 +48,7 @@ class Board:
             extra={n: v for n, v in asked.items() if n not in self.toggles},
         )
         if chosen == SHIPPED:
-            self._start_from_shipped(drafter, given)
+            self._start_from_shipped(drafter, given, text=asked.get("text"))
         self._fixed = W.HTML(layout=W.Layout(margin="0"))
         self.widget = controls.laid_out(self.toggles, self._fixed)
         self._unmet: LabError | None = None
@@ -58,12 +58,11 @@ class Board:
             why = alloc.reasons.get(arms[0], "it is not offered")
             self._unmet = LabError(f"alloc={arms[0]!r} cannot be chosen now: {why}; legal: {', '.join(alloc.value)}.")
 
-    def _start_from_shipped(self, drafter: str, given: dict[str, Any]) -> None:
-        kept = dict(self.asked.mine)
+    def _start_from_shipped(self, drafter: str, given: dict[str, Any], *, text: str | None) -> None:
         self.asked.start_from(SHIPPED, drafter)
         self.asked.facets |= {n: v for n, v in given.items() if n in FACETS}
-        if kept["text"] != self.asked.mine["text"] and kept["text"] != preset("tiny").engine.text:
-            self.asked.mine["text"] = kept["text"]  # named by the caller
+        if text is not None:  # named by the caller
+            self.asked.mine["text"] = text
 
     def observe(self, seen: Callable[[str], Any]) -> None:
         for t in self.toggles.values():

@@ -35,7 +35,7 @@ def cli(*args: object) -> subprocess.Popen[str]:
 @pytest.mark.parametrize("sig", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupted_command_keeps_what_was_measured(sig: signal.Signals, tmp_path: Path) -> None:
     out = tmp_path / "out"
-    p = cli("run", "--ep-size", 2, "--num-steps", 100_000, "--device", "cpu", "--out", out)
+    p = cli("run", "--preset", "tiny", "--ep-size", 2, "--num-steps", 100_000, "--device", "cpu", "--out", out)
     progress = out / ".jobs" / "000" / "progress.jsonl"
     end = time.monotonic() + 60
     while not (progress.exists() and '"step": ' in progress.read_text()):

@@ -39,7 +39,7 @@ def recorded_panel(shipped: Path) -> Panel:
 
 
 def live_panel(jobs: list[Any], **toggles: Any) -> Panel:
-    p = panel(source="live", strict=toggles.pop("strict", True), **toggles)
+    p = panel(source="live", strict=toggles.pop("strict", True), **{"preset": "tiny"} | toggles)
     p.measuring.start_job = lambda cfg, **options: jobs.append((cfg, options)) or jobs[0]
     return p
 
@@ -113,7 +113,7 @@ def test_settings_of_a_live_run_survive_a_look_at_recordings(shipped: Path) -> N
     p.source = "live"
     assert p.config.engine.batch_size == 8
     assert p.toggles["num_steps"].value == 32
-    assert p.toggles["preset"].value == "tiny"
+    assert p.toggles["preset"].value == "shipped"
 
 
 def test_run_measures_outside_and_shows(runs: list[Any]) -> None:

@@ -51,6 +51,12 @@ def test_the_trained_drafters_are_offered_and_change_what_can_be_verified() -> N
     assert p.config.engine.text == "random"
 
 
+def test_a_live_panel_starts_with_the_trained_pair_and_the_text_named() -> None:
+    assert live().config.model.drafter_path == "shipped:dspark-rnn"
+    assert live().config.engine.text == "mixed"
+    assert live(text="random").config.engine.text == "random"
+
+
 def test_the_lines_to_copy_make_the_same_config() -> None:
     p = live(preset="shipped", drafter="dspark", temperature=0.5)
     board = p.board

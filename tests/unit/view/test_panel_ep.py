@@ -29,7 +29,7 @@ def sheets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def live(**toggles: Any) -> tuple[Panel, list[dict[str, Any]]]:
-    p, asked = panel(source="live", strict=True, **toggles), []
+    p, asked = panel(source="live", strict=True, **{"preset": "tiny"} | toggles), []
 
     def start(cfg: Any, **options: Any) -> FakeJob:
         asked.append(options)

@@ -33,8 +33,8 @@ def depth_sweep(table: pd.DataFrame, *, title: str = "Accept length against the 
     figure.update_xaxes(title_text="layers of the drafter", dtick=1, fixedrange=True)
     figure.update_yaxes(rangemode="tozero")
     figure.update_yaxes(title_text="tokens a round, bonus included", col=1)
-    most = int(table["num_seeds"].max())
-    trainings = "one training each" if most == 1 else f"up to {most} seeds each"
+    least, most = int(table["num_seeds"].min()), int(table["num_seeds"].max())
+    trainings = "one training each" if most == 1 else f"{'up to ' * (least < most)}{most} seeds each"
     return finished(figure, title, [*table["label"].unique(), trainings, "bars: 95 % over texts, the same for all"])
 
 

@@ -72,3 +72,11 @@ def test_without_depths_it_is_said(notes):
     with pytest.raises(LabError, match="is no file"):
         lab.depth_table("nowhere.json")
     assert "No depth" in lab.plot.depth_sweep(lab.depth_table(notes).iloc[:0]).layout.annotations[0].text
+
+
+def test_the_depths_that_ship():
+    table = lab.depth_table()
+    counts = table[table["kind"] == "mean"].groupby("drafter")["num_layers"].apply(list).to_dict()
+    assert counts == {"dspark-rnn": [1, 2, 3, 4], "dspark": [1, 2, 3, 4], "dspark-rank0": [1, 2, 3, 4], "dflash": [1, 2, 3, 4], "eagle3": [1]}  # fmt: skip
+    assert set(table["num_seeds"]) == {2}
+    assert table["accept_length"].between(table["low"], table["high"]).all()  # texts' lengths give the totals

@@ -10,9 +10,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from dspark_kernels.accept import Accepted, greedy_accept
+from dspark_kernels.accept import Accepted
 from dspark_kernels.backend import on_triton
 from dspark_kernels.rounds import Rows, accept_and_commit, block_rows, commit
+from dspark_kernels.sampling import chain_accept_logits
 from dspark_lab.config import LabConfig
 from dspark_lab.engine.compacted import compacted
 from dspark_lab.engine.demands import Demands
@@ -25,10 +26,8 @@ from dspark_lab.models.decoder import Target
 from dspark_lab.models.drafter import Proposal
 from dspark_lab.models.kinds import AnyDrafter
 from dspark_lab.spec.accept import proposal_lengths, simulated_accepts
-from dspark_lab.spec.chain import chain_accept
 from dspark_lab.spec.compact import Compact
 from dspark_lab.spec.confidence import calibrated
-from dspark_lab.spec.sampling import probabilities
 from dspark_lab.spec.split import split_budget
 
 SIMULATED_STEPS = 4096
@@ -108,9 +107,9 @@ class Rounds:
         self.stop_ids = torch.tensor(stops, dtype=torch.int64, device=device) if stops else None
         self.sent: Tensor | None = None
         """[depth, rows, W + 3] on the host: `packed` and the number of the round, which its own kernel writes to entry number mod
-        depth, since a copy would stand between two graphs. None where more is sent, or other code commits: then it is copied."""
+        depth, since a copy would stand between two graphs. None where more is sent: then it is copied."""
         writes = device.type != "cuda" or on_triton(self.packed)  # plain torch on a GPU writes to no host memory
-        if writes and self.results is self.packed and self.samplers is None and self.stop_ids is None:
+        if writes and self.results is self.packed:
             self.sent = torch.zeros(
                 depth, max_rows, self.width + 3, dtype=torch.int64, pin_memory=device.type == "cuda"
             )
@@ -206,32 +205,27 @@ class Rounds:
         nothing is committed."""
         s = self.state
         state = (s.anchors[:b], s.seq_lens[:b], s.slots[:b], s.limits[:b], self.packed[:b])
+        sent = None if self.sent is None else self.sent[:, :b]
         if self.samplers is not None:
             accepted = self._sample(b, hidden, index)
-        else:
-            tokens = self.target.argmax(hidden)
-            # Places that are not verified hold token 0, which a draft may be too: acceptance stops at the length before it.
-            target_tokens = (tokens if index is None else index.to_places(tokens)).view(b, self.width)
-            if self.stop_ids is None:
-                return accept_and_commit(
-                    self.drafts[:b], self.lengths[:b], target_tokens, *state, self._simulated, self.num_rounds,
-                    dummy_slot=s.dummy_slot, results=None if self.sent is None else self.sent[:, :b],
-                )  # fmt: skip
-            accepted = greedy_accept(self.drafts[:b], target_tokens, self.lengths[:b])
-        return commit(
-            accepted, self.lengths[:b], *state, self.num_rounds, dummy_slot=s.dummy_slot, stop_ids=self.stop_ids
-        )
+            return commit(
+                accepted, self.lengths[:b], *state, self.num_rounds, dummy_slot=s.dummy_slot, results=sent,
+                stop_ids=self.stop_ids,
+            )  # fmt: skip
+        tokens = self.target.argmax(hidden)
+        # Places that are not verified hold token 0, which a draft may be too: acceptance stops at the length before it.
+        target_tokens = (tokens if index is None else index.to_places(tokens)).view(b, self.width)
+        return accept_and_commit(
+            self.drafts[:b], self.lengths[:b], target_tokens, *state, self._simulated, self.num_rounds,
+            dummy_slot=s.dummy_slot, results=sent, stop_ids=self.stop_ids,
+        )  # fmt: skip
 
     def _sample(self, b: int, hidden: Tensor, index: Compact | None) -> Accepted:
         assert self.samplers is not None
-        logits = self.target.logits(hidden)
-        if index is not None:
-            logits = index.to_places(logits)
-        target_probs = probabilities(logits.view(b, self.width, -1), self.samplers.rows(b))
         accept_noise, bonus_noise = self.samplers.accept_noise(b)
-        return chain_accept(
-            self.drafts[:b], self.samplers.draft_probs[:b], target_probs, self.lengths[:b],
-            accept_noise=accept_noise, bonus_noise=bonus_noise,
+        return chain_accept_logits(
+            self.drafts[:b], self.samplers.draft_probs[:b], self.target.logits(hidden), self.samplers.rows(b), self.lengths[:b],
+            accept_noise=accept_noise, bonus_noise=bonus_noise, row_of_place=None if index is None else index.rows,
         )  # fmt: skip
 
     def draft_rows(self, b: int) -> Rows:

@@ -7,9 +7,9 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from dspark_kernels.sampling import ACCEPT, BONUS, DRAFT, SamplingRows, sample, uniforms
 from dspark_lab.engine.state import BatchState
-from dspark_lab.spec.noise import ACCEPT, BONUS, DRAFT, uniforms
-from dspark_lab.spec.sampling import Sampling, SamplingRows, draw, probabilities
+from dspark_lab.spec.sampling import Sampling
 
 TEMPERATURE, TOP_P = range(2)
 NUMBER, TOP_K, GREEDY = range(3)
@@ -55,7 +55,7 @@ class Samplers:
         here = slice(row, row + 1)
         at = torch.full((1,), position, dtype=torch.int64, device=logits.device)
         noise = uniforms(self.seed, self.ints[NUMBER, here], at, 1)
-        return draw(probabilities(logits, self._rows(here)), noise[:, 0, BONUS])
+        return sample(logits, self._rows(here), noise[:, 0, BONUS])
 
     def picker(self, b: int, gather: Callable[[Tensor], Tensor]) -> Picker:
         """What chooses the drafts of the first ``b`` rows; ``gather`` puts a rank's columns of logits together."""
@@ -87,9 +87,7 @@ class Picker:
 
     def __call__(self, slot: int, logits: Tensor) -> Tensor:
         """Tokens [B] int64 of ``slot`` 0..γ−1 from this rank's columns ``logits`` [B, V_local]."""
-        probs = probabilities(self.gather(logits), self.rows)
-        self.draft_probs[:, slot].copy_(probs)
-        return draw(probs, self.noise[:, slot])
+        return sample(self.gather(logits), self.rows, self.noise[:, slot], self.draft_probs[:, slot])
 
     def took(self, tokens: Tensor) -> None:
         """For drafters that draw nothing: all mass on the ``tokens`` [B, γ] that they found."""

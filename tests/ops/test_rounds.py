@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 
 pytest.importorskip("triton")
-from dspark_kernels.rounds import accept_and_commit, block_rows, kernel, reference
+from dspark_kernels.accept.reference import Accepted
+from dspark_kernels.rounds import accept_and_commit, block_rows, commit, kernel, reference
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 DUMMY = 9
@@ -88,6 +89,39 @@ def test_commit(b: int, gamma: int, simulated: bool) -> None:
         sides.append({**s, "packed": packed, "rounds": rounds, "context slots": slots, "results": own.to(DEVICE)})
     for name, want in sides[1].items():
         assert torch.equal(sides[0][name], want), name
+
+
+@pytest.mark.parametrize("stops", [(), (3,), (9, 0, 77)])
+@pytest.mark.parametrize("drawn", [False, True])
+@pytest.mark.parametrize(("b", "gamma"), [(1, 5), (19, 4), (3, 0)])
+def test_stop_tokens_and_other_acceptance(b: int, gamma: int, drawn: bool, stops: tuple[int, ...]) -> None:
+    """Greedy acceptance with stop tokens, and a commit of what another rule accepted."""
+    g = torch.Generator().manual_seed(b)
+    tokens = torch.randint(0, 5, (b, gamma + 1), generator=g).to(DEVICE)
+    lengths = torch.full((b,), gamma, device=DEVICE)
+    kept = torch.randint(0, gamma + 1, (b,), generator=g).to(DEVICE)
+    bonus, column = tokens.gather(1, kept[:, None]).squeeze(1), torch.arange(gamma + 1, device=DEVICE)
+    drafts = torch.nn.functional.pad(tokens[:, :gamma], (0, 1))
+    accepted = Accepted(kept, bonus, torch.where(column == kept[:, None], bonus[:, None], drafts))
+    stop_ids = torch.tensor(stops, device=DEVICE) if stops else None
+    sides = []
+    for side in (0, 1):
+        s, packed, rounds = state(b), torch.full((b, gamma + 3), -5, device=DEVICE), torch.tensor([7], device=DEVICE)
+        results = ring(2, b, gamma)
+        own = results if side == 0 else results.to(DEVICE)
+        how = {"dummy_slot": DUMMY, "results": own, "stop_ids": stop_ids}
+        if drawn:
+            op = commit if side == 0 else reference.commit
+            slots = op(accepted, lengths, *s.values(), packed, rounds, **how)
+        else:
+            op = accept_and_commit if side == 0 else reference.accept_and_commit
+            slots = op(tokens[:, :gamma], lengths, tokens, *s.values(), packed, None, rounds, **how)
+        done()
+        sides.append({**s, "packed": packed, "rounds": rounds, "slots": slots, "results": own.to(DEVICE)})
+    for name, want in sides[1].items():
+        assert torch.equal(sides[0][name], want), name
+    if len(stops) > 1 and b > 3:
+        assert (sides[0]["limits"] == 0).any()
 
 
 def test_commit_by_hand() -> None:

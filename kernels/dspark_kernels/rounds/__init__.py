@@ -6,9 +6,10 @@ from types import ModuleType
 
 from torch import Tensor
 
+from dspark_kernels.accept.reference import Accepted
 from dspark_kernels.backend import on_triton
 from dspark_kernels.rounds import reference
-from dspark_kernels.rounds.reference import Rows, commit
+from dspark_kernels.rounds.reference import Rows
 
 __all__ = ["Rows", "accept_and_commit", "block_rows", "commit"]
 
@@ -56,6 +57,7 @@ def accept_and_commit(
     *,
     dummy_slot: int,
     results: Tensor | None = None,
+    stop_ids: Tensor | None = None,
 ) -> Tensor:
     """Acceptance and commit of a round, in place; see `reference.accept_and_commit`.
 
@@ -70,12 +72,48 @@ def accept_and_commit(
         )
     if simulated is not None and (simulated.dim() != 2 or simulated.shape[1] < b):
         raise ValueError(f"simulated {tuple(simulated.shape)} must have a column for each of {b} requests.")
-    if results is not None and tuple(results.shape[1:]) != (b, gamma + 4):
-        raise ValueError(f"results {tuple(results.shape)} must be [rounds, {b}, {gamma + 4}].")
+    _check_results(results, b, gamma)
     return _backend(anchors).accept_and_commit(
         drafts, lengths, target_tokens, anchors, seq_lens, slots, limits, packed, simulated, num_rounds,
-        dummy_slot=dummy_slot, results=results,
+        dummy_slot=dummy_slot, results=results, stop_ids=stop_ids,
     )  # fmt: skip
+
+
+def commit(
+    accepted: Accepted,
+    lengths: Tensor,
+    anchors: Tensor,
+    seq_lens: Tensor,
+    slots: Tensor,
+    limits: Tensor,
+    packed: Tensor,
+    num_rounds: Tensor,
+    *,
+    dummy_slot: int,
+    results: Tensor | None = None,
+    stop_ids: Tensor | None = None,
+) -> Tensor:
+    """Commit of what was ``accepted`` by whatever rule, in place; see `reference.commit`.
+
+    Raises:
+        ValueError: shapes that do not fit.
+    """
+    b, width = accepted.out_tokens.shape
+    if tuple(packed.shape) != (b, width + 2) or lengths.shape != (b,):
+        raise ValueError(
+            f"packed {tuple(packed.shape)} and lengths {tuple(lengths.shape)} must be {(b, width + 2)} and {(b,)} beside tokens "
+            f"{tuple(accepted.out_tokens.shape)}."
+        )
+    _check_results(results, b, width - 1)
+    return _backend(anchors).commit(
+        accepted, lengths, anchors, seq_lens, slots, limits, packed, num_rounds,
+        dummy_slot=dummy_slot, results=results, stop_ids=stop_ids,
+    )  # fmt: skip
+
+
+def _check_results(results: Tensor | None, b: int, gamma: int) -> None:
+    if results is not None and tuple(results.shape[1:]) != (b, gamma + 4):
+        raise ValueError(f"results {tuple(results.shape)} must be [rounds, {b}, {gamma + 4}].")
 
 
 def _backend(tensor: Tensor) -> ModuleType:

@@ -10,6 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from dspark_kernels.accept.reference import Accepted
 from dspark_kernels.chain import chains, options, wait
 from dspark_kernels.rounds.reference import Rows
 
@@ -62,7 +63,8 @@ def _rows_kernel(
 def _commit_kernel(
     drafts_ptr,  # [B, γ]
     lengths_ptr,  # [B]
-    target_ptr,  # [B, W]
+    target_ptr,  # [B, W]; where num_accepted is given the committed tokens
+    num_accepted_ptr,  # [B] or None: by drafts that equal the target's
     anchors_ptr,
     seq_lens_ptr,
     slots_ptr,
@@ -72,6 +74,7 @@ def _commit_kernel(
     num_rounds_ptr,
     context_slots_ptr,  # [B·W]
     results_ptr,  # [D, B, W + 3] or None; may lie in pinned host memory
+    stop_ids_ptr,  # [S] or None
     num_requests,
     drafts_stride,
     packed_stride,
@@ -82,6 +85,7 @@ def _commit_kernel(
     results_stride,
     dummy_slot,
     GAMMA: tl.constexpr,
+    NUM_STOPS: tl.constexpr,
     BLOCK_B: tl.constexpr,
     BLOCK_W: tl.constexpr,
     CHAINED: tl.constexpr,
@@ -99,7 +103,9 @@ def _commit_kernel(
     drafts = tl.load(drafts_ptr + request[:, None] * drafts_stride + column, mask=drafted, other=0)
     target = tl.load(target_ptr + request[:, None] * W + column, mask=inside, other=0)
     round_ = tl.load(num_rounds_ptr)
-    if simulated_ptr is not None:
+    if num_accepted_ptr is not None:
+        kept = tl.load(num_accepted_ptr + request, mask=real, other=0)
+    elif simulated_ptr is not None:
         turn = round_ % simulated_rows
         kept = tl.load(simulated_ptr + turn * simulated_stride + request, mask=real, other=0)
         kept = tl.minimum(kept, GAMMA)
@@ -110,10 +116,18 @@ def _commit_kernel(
     kept = tl.minimum(kept, proposed)
     bonus = tl.sum(tl.where(column == kept[:, None], target, 0), axis=1)
     committed = tl.where(takes_part, kept + 1, 0)
+    tokens = tl.where(column == kept[:, None], bonus[:, None], drafts)
+    if stop_ids_ptr is not None:
+        stops = tokens != tokens
+        for i in range(NUM_STOPS):
+            stops = stops | (tokens == tl.load(stop_ids_ptr + i))
+        stops = stops & (column < committed[:, None])
+        until = tl.min(tl.where(stops, column + 1, BLOCK_W + 1), axis=1)
+        tl.store(limits_ptr + request, tl.zeros_like(length), mask=real & (until <= W))
+        committed = tl.minimum(committed, until)
     slot = tl.load(slots_ptr + request, mask=real, other=0)
     context = tl.where(column < committed[:, None], slot[:, None], dummy_slot)
     tl.store(context_slots_ptr + request[:, None] * W + column, context, mask=inside)
-    tokens = tl.where(column == kept[:, None], bonus[:, None], drafts)
     packed = packed_ptr + request * packed_stride
     tl.store(packed[:, None] + column, tokens, mask=inside)
     tl.store(packed + W, committed, mask=real)
@@ -179,14 +193,55 @@ def accept_and_commit(
     *,
     dummy_slot: int,
     results: Tensor | None = None,
+    stop_ids: Tensor | None = None,
 ) -> Tensor:
     """As `reference.accept_and_commit`; one kernel, of one program: it alone counts the round."""
+    state = (anchors, seq_lens, slots, limits, packed, simulated, num_rounds)
+    return _commit(drafts, lengths, target_tokens, None, *state, dummy_slot, results, stop_ids)
+
+
+def commit(
+    accepted: Accepted,
+    lengths: Tensor,
+    anchors: Tensor,
+    seq_lens: Tensor,
+    slots: Tensor,
+    limits: Tensor,
+    packed: Tensor,
+    num_rounds: Tensor,
+    *,
+    dummy_slot: int,
+    results: Tensor | None = None,
+    stop_ids: Tensor | None = None,
+) -> Tensor:
+    """As `reference.commit`; the same kernel."""
+    tokens, state = accepted.out_tokens, (anchors, seq_lens, slots, limits, packed, None, num_rounds)
+    return _commit(tokens[:, :-1], lengths, tokens, accepted.num_accepted, *state, dummy_slot, results, stop_ids)
+
+
+def _commit(
+    drafts: Tensor,
+    lengths: Tensor,
+    target_tokens: Tensor,
+    num_accepted: Tensor | None,
+    anchors: Tensor,
+    seq_lens: Tensor,
+    slots: Tensor,
+    limits: Tensor,
+    packed: Tensor,
+    simulated: Tensor | None,
+    num_rounds: Tensor,
+    dummy_slot: int,
+    results: Tensor | None,
+    stop_ids: Tensor | None,
+) -> Tensor:
     b, gamma = drafts.shape
     context_slots = torch.empty(b * (gamma + 1), dtype=torch.int64, device=drafts.device)
     _commit_kernel[(1,)](
         drafts,
         lengths,
         target_tokens.contiguous(),
+        num_accepted,
         anchors,
         seq_lens,
         slots,
@@ -196,6 +251,7 @@ def accept_and_commit(
         num_rounds,
         context_slots,
         results,
+        stop_ids,
         b,
         drafts.stride(0),
         packed.stride(0),
@@ -206,6 +262,7 @@ def accept_and_commit(
         0 if results is None else results.stride(1),
         dummy_slot,
         GAMMA=gamma,
+        NUM_STOPS=0 if stop_ids is None else len(stop_ids),
         BLOCK_B=triton.next_power_of_2(b),
         BLOCK_W=triton.next_power_of_2(gamma + 1),
         num_warps=1 if b <= 16 else 4,

@@ -76,26 +76,24 @@ def accept_and_commit(
     *,
     dummy_slot: int,
     results: Tensor | None = None,
+    stop_ids: Tensor | None = None,
 ) -> Tensor:
     """Greedy acceptance of ``drafts`` [B, γ] (at most ``lengths`` [B]) against ``target_tokens`` [B, γ + 1]; the state moves on.
 
     Changes in place: ``anchors`` [B] (the bonus token) and ``seq_lens`` [B] of requests that take part, ``packed``
     [B, γ + 3] (tokens, how many were committed, how many drafts were verified) and ``num_rounds`` [1]. ``simulated`` [S, B']
     gives the accepted drafts of round ``num_rounds`` mod S instead. Entry ``num_rounds`` mod D of ``results`` [D, B, γ + 4] gets
-    ``packed`` and the round's number; on a GPU it may be pinned host memory. Returns the cache slot of each verified row
+    ``packed`` and the round's number; on a GPU it may be pinned host memory. ``stop_ids`` [S] int64: a block is committed up to
+    and with the first of these, and its request takes no part any more (its limit becomes 0). Returns the cache slot of each verified row
     [B·(γ + 1)]: the request's for committed ones, else the dummy slot.
     """
     b = drafts.shape[0]
     forced = None if simulated is None else simulated.index_select(0, num_rounds % simulated.shape[0])[0, :b]
     accepted = greedy_accept(drafts, target_tokens, lengths, forced=forced)
-    this_round = num_rounds.clone()
-    context_slots = commit(
-        accepted, lengths, anchors, seq_lens, slots, limits, packed, num_rounds, dummy_slot=dummy_slot
-    )
-    if results is not None:
-        told = torch.cat([packed, this_round.expand(b, 1)], dim=1)
-        results.index_copy_(0, this_round % results.shape[0], told[None])
-    return context_slots
+    return commit(
+        accepted, lengths, anchors, seq_lens, slots, limits, packed, num_rounds,
+        dummy_slot=dummy_slot, results=results, stop_ids=stop_ids,
+    )  # fmt: skip
 
 
 def commit(
@@ -109,13 +107,10 @@ def commit(
     num_rounds: Tensor,
     *,
     dummy_slot: int,
+    results: Tensor | None = None,
     stop_ids: Tensor | None = None,
 ) -> Tensor:
-    """The second half of `accept_and_commit`, of any way of acceptance: what was ``accepted`` of ``lengths`` [B] drafts.
-
-    ``stop_ids`` [S] int64: a block is committed up to and with the first of these, and its request takes no part any more (its
-    limit becomes 0).
-    """
+    """The second half of `accept_and_commit`, of any way of acceptance: what was ``accepted`` of ``lengths`` [B] drafts."""
     takes_part = seq_lens < limits
     committed = torch.where(takes_part, accepted.num_accepted + 1, 0)
     column = torch.arange(accepted.out_tokens.shape[1], device=lengths.device)
@@ -128,5 +123,8 @@ def commit(
     packed.copy_(torch.cat([accepted.out_tokens, committed[:, None], lengths[:, None]], dim=1))
     anchors.copy_(torch.where(takes_part, accepted.bonus, anchors))
     seq_lens.add_(committed)
+    if results is not None:
+        told = torch.cat([packed, num_rounds.expand(len(packed), 1)], dim=1)
+        results.index_copy_(0, num_rounds % results.shape[0], told[None])
     num_rounds.add_(1)
     return context_slots.flatten()

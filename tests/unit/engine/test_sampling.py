@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import dspark_lab as lab
+from dspark_kernels.sampling.reference import probabilities
 from dspark_lab.config import LabConfig, preset
 from dspark_lab.engine.generate import generate, generate_plain
 from dspark_lab.engine.request import workload
@@ -16,7 +17,7 @@ from dspark_lab.errors import LabError
 from dspark_lab.models.batch import ForwardBatch, ForwardMode
 from dspark_lab.models.decoder import Target
 from dspark_lab.plan.costs import CostWarning
-from dspark_lab.spec.sampling import Sampling, SamplingRows, probabilities
+from dspark_lab.spec.sampling import Sampling, sampling_rows
 
 V = 5
 SMALL = {"device": "cpu", "target_vocab_size": V, "draft_vocab_size": V, "mask_token_id": V - 1, "weights": "random"}
@@ -37,7 +38,7 @@ def next_probs(target: Target, rows: list[list[int]], setting: Sampling) -> np.n
     )  # fmt: skip
     with torch.inference_mode():
         hidden = target.forward(batch, cache).hidden.view(n, s, -1)[:, -1]
-        return probabilities(target.logits(hidden), SamplingRows.of([setting] * n)).double().numpy()
+        return probabilities(target.logits(hidden), sampling_rows([setting] * n)).double().numpy()
 
 
 def exact(target: Target, setting: Sampling) -> np.ndarray:

@@ -12,12 +12,19 @@ import torch
 from torch import Tensor
 
 from dspark_kernels.accept import greedy_accept
+from dspark_kernels.sampling.reference import (
+    ACCEPT,
+    BONUS,
+    DRAFT,
+    chain_accept,
+    draw,
+    probabilities,
+    uniforms,
+)
 from dspark_lab.plan.costs import StepTable
 from dspark_lab.plan.schedule import best_budget, early_stop, split, survival
 from dspark_lab.runs.record import Acceptance
-from dspark_lab.spec.chain import chain_accept
-from dspark_lab.spec.noise import ACCEPT, BONUS, DRAFT, uniforms
-from dspark_lab.spec.sampling import Sampling, SamplingRows, draw, probabilities
+from dspark_lab.spec.sampling import Sampling, sampling_rows
 
 
 def accept(drafts, p_d, p_t, lengths, u, v):
@@ -63,7 +70,7 @@ def test_without_drafts_it_is_plain_sampling() -> None:
 def test_greedy_rows_of_a_mixed_batch_are_greedy_acceptance_token_by_token() -> None:
     torch.manual_seed(0)
     b, gamma, v = 400, 4, 3
-    mixed = SamplingRows.of([Sampling(temperature=0.0 if i % 2 else 0.8) for i in range(b)])
+    mixed = sampling_rows([Sampling(temperature=0.0 if i % 2 else 0.8) for i in range(b)])
     draft_logits, target_logits = torch.randn(b, gamma, v), torch.randn(b, gamma + 1, v)
     p_d, p_t = probabilities(draft_logits, mixed), probabilities(target_logits, mixed)
     noise = uniforms(3, torch.arange(b), torch.full((b,), 9), gamma + 1)
@@ -104,7 +111,7 @@ def models(setting: Sampling) -> tuple[Tensor, Tensor, Tensor]:
     last tokens, which tell much of them."""
     g = torch.Generator().manual_seed(1)
     target, draft = 1.2 * torch.randn(V, V, generator=g), 1.2 * torch.randn(V, V, generator=g)
-    rows = SamplingRows.of([setting] * V)
+    rows = sampling_rows([setting] * V)
     confidence = torch.tensor([0.95, 0.6, 0.1]) - 0.02 * torch.arange(V)[:, None]
     return probabilities(target, rows), probabilities(draft, rows), confidence
 

@@ -4,11 +4,19 @@ from __future__ import annotations
 
 import torch
 
+from dspark_kernels.sampling.reference import (
+    ACCEPT,
+    BONUS,
+    DRAFT,
+    SamplingRows,
+    chain_accept,
+    draw,
+    probabilities,
+    uniforms,
+)
 from dspark_lab.guards import fake_cuda, no_host_sync
-from dspark_lab.spec.chain import chain_accept
 from dspark_lab.spec.confidence import calibrated
-from dspark_lab.spec.noise import ACCEPT, BONUS, DRAFT, uniforms
-from dspark_lab.spec.sampling import Sampling, SamplingRows, draw, probabilities
+from dspark_lab.spec.sampling import Sampling, sampling_rows
 from dspark_lab.spec.split import split_budget
 
 B, GAMMA, V = 3, 4, 7
@@ -36,10 +44,10 @@ def test_nothing_waits_for_the_device() -> None:
         "target": torch.randn(B, GAMMA + 1, V, generator=g),
     }
     settings = [Sampling(temperature=0), Sampling(temperature=0.9, top_k=4, top_p=0.8), Sampling()]
-    wanted = one_round(inputs, SamplingRows.of(settings))
+    wanted = one_round(inputs, sampling_rows(settings))
     with torch.inference_mode(), fake_cuda() as device:
         there = {name: x.to(device) for name, x in inputs.items()}
-        rows = SamplingRows.of(settings, device)
+        rows = sampling_rows(settings, device)
         with no_host_sync():
             made = one_round(there, rows)
         made = [x.cpu() for x in made]

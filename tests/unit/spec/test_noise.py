@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from dspark_lab.spec.noise import philox, uniforms
+from dspark_kernels.sampling.reference import philox, uniforms
 
 VECTORS = [  # Random123's known answers for philox 4x32-10: counter, key, result
     ((0, 0, 0, 0), (0, 0), (0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8)),

@@ -7,9 +7,9 @@ import math
 import pytest
 import torch
 
+from dspark_kernels.sampling.reference import draw, probabilities, uniforms
 from dspark_lab.errors import LabError
-from dspark_lab.spec.noise import uniforms
-from dspark_lab.spec.sampling import Sampling, SamplingRows, draw, probabilities
+from dspark_lab.spec.sampling import Sampling, sampling_rows
 
 
 def by_loops(logits: list[float], s: Sampling) -> list[float]:
@@ -44,20 +44,20 @@ def test_a_mixed_batch_against_loops() -> None:
     torch.manual_seed(0)
     logits = torch.randn(len(SETTINGS), 3, 8, dtype=torch.float64) * 2
     logits[:, 1, 4] = logits[:, 1, 2]  # equals: the lower id is kept
-    made = probabilities(logits, SamplingRows.of(SETTINGS))
+    made = probabilities(logits, sampling_rows(SETTINGS))
     for b, setting in enumerate(SETTINGS):
         for k in range(3):
             wanted = by_loops(logits[b, k].tolist(), setting)
             assert made[b, k].tolist() == pytest.approx(wanted, abs=1e-6), setting.label
-    assert torch.equal(probabilities(logits[:, 0], SamplingRows.of(SETTINGS)), made[:, 0])
+    assert torch.equal(probabilities(logits[:, 0], sampling_rows(SETTINGS)), made[:, 0])
 
 
 def test_rows_do_not_depend_on_their_batch() -> None:
     logits = torch.randn(len(SETTINGS), 2, 8)
-    made = probabilities(logits, SamplingRows.of(SETTINGS))
+    made = probabilities(logits, sampling_rows(SETTINGS))
     assert made.dtype == torch.float32
     for b, setting in enumerate(SETTINGS):
-        assert torch.allclose(probabilities(logits[b : b + 1], SamplingRows.of([setting]))[0], made[b], atol=1e-6)
+        assert torch.allclose(probabilities(logits[b : b + 1], sampling_rows([setting]))[0], made[b], atol=1e-6)
 
 
 def test_one_token_kept_is_greedy_and_never_called_sampling() -> None:

@@ -10,14 +10,13 @@ import pytest
 import torch
 from torch import Tensor
 
+from dspark_kernels.sampling.reference import chain_accept, draw
 from dspark_lab.config import LabConfig
 from dspark_lab.config.parts import DecoderConfig, DrafterConfig, ModelConfig
 from dspark_lab.models.decoder import Target
 from dspark_lab.models.drafter import Drafter
 from dspark_lab.models.eagle import EagleDrafter
 from dspark_lab.models.weights import build
-from dspark_lab.spec.chain import chain_accept
-from dspark_lab.spec.sampling import draw
 from dspark_lab.train.anchors import Anchors
 from dspark_lab.train.blocks import block_forward
 from dspark_lab.train.forward import causal_forward

@@ -6,13 +6,15 @@ place a request.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+import argparse
+from functools import partial
+from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from dspark_kernels.sampling import SamplingRows, chain_accept_logits, reference, sample
-from dspark_kernels.timing import Row, bench_main, graph_us
+from dspark_kernels.timing import Row, graph_us, read_bandwidth, report
 
 GAMMA = 5
 CASES = ((32_000, 1), (32_000, 32), (151_936, 1), (151_936, 32))
@@ -28,43 +30,47 @@ def rows_of(batch: int, top_k: int, top_p: float) -> SamplingRows:
     )  # fmt: skip
 
 
-def compare(bandwidth: float) -> list[Row]:
-    table = []
-    for vocab, batch in CASES:
-        target = torch.randn(batch * (GAMMA + 1), vocab, device="cuda", dtype=torch.bfloat16) * 3
-        drafted = target.view(batch, GAMMA + 1, vocab)[:, :GAMMA].float() + torch.randn(
-            batch, GAMMA, vocab, device="cuda"
-        )
-        noise = torch.rand(batch, GAMMA + 1, 3, device="cuda", dtype=torch.float64)
-        lengths = torch.full((batch,), GAMMA, device="cuda")
-        for name, (top_k, top_p) in CUTS.items():
-            rows = rows_of(batch, top_k, top_p)
-            probs = reference.probabilities(drafted, rows)
-            drafts = reference.draw(probs, noise[:, :GAMMA, 0])
-            out = torch.empty(batch, vocab, device="cuda")
+def case(vocab: int, batch: int, cut: str, bandwidth: float) -> list[Row]:
+    """Both ops in both ways; two sets of logits take turns."""
+    rows, shape = rows_of(batch, *CUTS[cut]), f"B {batch} γ {GAMMA} V {vocab}, {cut}"
+    noise = torch.rand(batch, GAMMA + 1, 3, device="cuda", dtype=torch.float64)
+    logits = [torch.randn(batch * (GAMMA + 1), vocab, device="cuda", dtype=torch.bfloat16) * 3 for _ in range(2)]
+    ones: list[tuple[Tensor, ...]] = [(x[:batch],) for x in logits]
+    probs = torch.empty(batch, vocab, device="cuda")
+    draft_probs = reference.probabilities(
+        logits[0].view(batch, GAMMA + 1, vocab)[:, :GAMMA].float() + torch.randn(batch, GAMMA, vocab, device="cuda"),
+        rows,
+    )
+    drafts = reference.draw(draft_probs, noise[:, :GAMMA, 0])
+    lengths = torch.full((batch,), GAMMA, device="cuda")
+    blocks: list[tuple[Tensor, ...]] = [(drafts, draft_probs, x) for x in logits]
+    accepting = {"rows": rows, "lengths": lengths, "accept_noise": noise[:, :GAMMA, 1], "bonus_noise": noise[..., 2]}
+    drawing = {"rows": rows, "noise": noise[:, 0, 0], "probs": probs}
+    made = []
+    for op, way, fn, sets, num_bytes in (
+        ("sample", "kernels", partial(sample, **drawing), ones, ones[0][0].nbytes + probs.nbytes),
+        ("sample", "torch", partial(reference.sample, **drawing), ones, ones[0][0].nbytes + probs.nbytes),
+        ("chain_accept", "kernels", partial(chain_accept_logits, **accepting), blocks, logits[0].nbytes + probs.nbytes),
+        ("chain_accept", "torch", partial(reference.chain_accept_logits, **accepting), blocks, logits[0].nbytes + probs.nbytes),
+    ):  # fmt: skip
+        p20, p50, p80 = graph_us(fn, sets, replays=10)
+        made.append(
+            Row(
+                op=op, way=way, shape=shape, dtype="bfloat16", p20_us=p20, p50_us=p50, p80_us=p80,
+                floor_us=num_bytes / bandwidth * 1e6,
+            )
+        )  # fmt: skip
+    return made
 
-            def drawn(fn: Callable[..., Any], x: Any, rows: Any = rows, out: Any = out, noise: Any = noise) -> Any:
-                return fn(x, rows, noise[:, 0, 0], out)
 
-            def accepted(fn: Callable[..., Any], x: Any, rows: Any = rows, of: Any = (drafts, probs, noise)) -> Any:
-                drafts, probs, noise = of
-                return fn(drafts, probs, x, rows, lengths, accept_noise=noise[:, :GAMMA, 1], bonus_noise=noise[..., 2])
-
-            one = target.view(batch, GAMMA + 1, vocab)[:, 0].contiguous()
-            for op, call, ours, theirs, x, num_bytes in (
-                ("sample", drawn, sample, reference.sample, one, one.nbytes + out.nbytes),
-                ("chain_accept", accepted, chain_accept_logits, reference.chain_accept_logits, target, target.nbytes + out.nbytes),
-            ):  # fmt: skip
-                for way, fn in (("kernels", ours), ("torch", theirs)):
-                    p20, p50, p80 = graph_us(lambda x, call=call, fn=fn: call(fn, x), [(x,), (x.clone(),)], replays=10)
-                    table.append(
-                        Row(
-                            op=op, way=way, shape=f"B {batch} V {vocab} {name}", dtype="bfloat16",
-                            p20_us=p20, p50_us=p50, p80_us=p80, floor_us=num_bytes / bandwidth * 1e6,
-                        )
-                    )  # fmt: skip
-    return table
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--json", type=Path, default=None)
+    args = parser.parse_args()
+    bandwidth = read_bandwidth()
+    rows = [row for vocab, batch in CASES for cut in CUTS for row in case(vocab, batch, cut, bandwidth)]
+    report(rows, bandwidth, args.json)
 
 
 if __name__ == "__main__":
-    bench_main(__doc__, compare)
+    main()

@@ -45,6 +45,7 @@ _NAMES: dict[str, str] = {
     "Scheduler": "dspark_lab.plan.scheduler",
     "SpsProfile": "dspark_lab.plan.sps",
     "load_sps": "dspark_lab.plan.sps",
+    "recorded_costs": "dspark_lab.plan.sps",
     "profile_costs": "dspark_lab.study.profile_costs",
     "schedule_regret": "dspark_lab.study.regret",
     "Sampling": "dspark_lab.spec.sampling",

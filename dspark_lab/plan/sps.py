@@ -14,7 +14,8 @@ import numpy as np
 
 from dspark_lab.config import LabConfig
 from dspark_lab.config.kinds import is_int, shown
-from dspark_lab.errors import LabError
+from dspark_lab.config.shipped import data_dir
+from dspark_lab.errors import LabError, unknown
 from dspark_lab.plan.costs import AdditiveTable, Costs, StepTable, check_probes, check_seconds
 from dspark_lab.plan.fit import nonnegative_least_squares
 from dspark_lab.plan.table_files import read_table, write_table
@@ -142,6 +143,16 @@ class SpsProfile:
     def save(self, path: str | Path) -> Path:
         """Writes JSON, whole or not at all."""
         return write_table(path, asdict(self), kind=KIND, schema=SCHEMA)
+
+
+def recorded_costs(name: str) -> SpsProfile:
+    """The costs that ship, measured on an H200 (bfloat16 but for ``shipped``, γ 7, captured rounds, 256 positions of context): of
+    the trained pair ``shipped``, and of the shapes ``small`` and ``qwen3-30b-a3b``. Raises `LabError` for another name."""
+    folder = data_dir() / "benchmarks" / "sps"
+    names = sorted(path.stem for path in folder.glob("*.json"))
+    if name not in names:
+        raise unknown("recorded costs", name, names)
+    return load_sps(folder / f"{name}.json")
 
 
 def load_sps(path: str | Path) -> SpsProfile:

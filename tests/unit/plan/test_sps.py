@@ -11,7 +11,7 @@ from dspark_lab.config import preset
 from dspark_lab.errors import LabError
 from dspark_lab.plan.costs import AdditiveTable
 from dspark_lab.plan.fit import nonnegative_least_squares
-from dspark_lab.plan.sps import SpsProfile, load_sps
+from dspark_lab.plan.sps import SpsProfile, load_sps, recorded_costs
 
 TINY = preset("tiny", block_size=3)
 TRUE = AdditiveTable(
@@ -133,3 +133,21 @@ def test_a_profile_matches_its_config_whatever_the_load() -> None:
     profile().check_matches(TINY.replace(batch_size=2, seed=3, alloc="persistent"), "CPU (test)")
     with pytest.raises(LabError, match=r"measured on 'CPU \(test\)', and this is 'NVIDIA H200'"):
         profile().check_matches(TINY, "NVIDIA H200")
+
+
+@pytest.mark.parametrize("name", ["shipped", "small", "qwen3-30b-a3b"])
+def test_recorded_costs_ship(name: str) -> None:
+    costs = recorded_costs(name)
+    assert costs.source == "recorded"
+    assert costs.environment["device_name"] == "NVIDIA H200"
+    assert costs.block_size == 7
+    assert max(costs.requests) == 256
+    assert max(costs.tokens) == 2048
+    assert costs.config["preset"] == name
+    if name != "shipped":  # float32 products of a small model pick kernels by shape: no rising table fits them
+        assert costs.misfit(costs.additive()) < 0.1
+
+
+def test_costs_that_do_not_ship_are_named() -> None:
+    with pytest.raises(LabError, match="recorded costs='smal' is not known; legal: qwen3-30b-a3b, shipped, small"):
+        recorded_costs("smal")

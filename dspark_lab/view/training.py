@@ -124,7 +124,7 @@ class LiveTraining:
         self._rows |= self._job.rows()
         if len(self._rows) != self._shown and self.picture.drawn:
             self._shown = len(self._rows)
-            self.picture.show(self.figure)
+            self.picture.grow(self.figure)
         if not progress.done and not self._job.stopping:
             self.bar.value = progress.fraction
             self._say(progress.message or "reading the target …")
@@ -135,7 +135,7 @@ class LiveTraining:
             self.label = f"measured · {device}"
         if (whole := getattr(self.result, "history", None)) is not None and len(whole) > len(self._rows):
             self._rows = {int(row["step"]): row for row in whole.to_dict("records")}  # of earlier sittings too
-        self.picture.show(self.figure)
+        self.picture.grow(self.figure)
         self.bar.value = progress.fraction
         self.bar.bar_style = {"complete": "success", "stopped": "warning", "failed": "danger"}[progress.state]
         self._offer(running=False, ended=progress.state == "complete")

@@ -42,6 +42,18 @@ class Picture:
         self.figure = figure
         self.fill(self._width)
 
+    def grow(self, figure: go.Figure) -> None:
+        """`show`, for a figure whose traces are those shown with more points: they are moved in place, and nothing flickers."""
+        live, traces = self._live, list[Any](figure.data)
+        if not self._drawn or [t.name for t in live.data] != [t.name for t in traces]:
+            self.show(figure)
+            return
+        with live.batch_update():
+            for there, now in zip(live.data, traces, strict=True):
+                there.x, there.y = now.x, now.y
+            live.layout.title = figure.layout["title"]
+        self.figure = figure
+
     @property
     def drawn(self) -> bool:
         """Whether the browser has drawn it; until then `show` makes the widget anew, which a figure that grows must not ask for at each look."""

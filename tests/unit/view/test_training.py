@@ -61,6 +61,21 @@ def test_it_ends_with_its_curves():
         view.start()
 
 
+def test_a_drawn_picture_grows_in_place():
+    view = lab.live_training(Training(held=3), start=False)
+    table = pd.DataFrame([{"step": s, **scalars(s)} for s in (1, 2, 3)])
+    view.picture.grow(lab.plot.training_curves(table.iloc[:2]))
+    live = view.picture._live
+    live._js2py_layoutDelta = {"layout_edit_id": 0, "layout_delta": {}}  # the browser's first word
+    assert view.picture.drawn
+    traces = live.data
+    view.picture.grow(lab.plot.training_curves(table, title="Now"))
+    assert view.picture._live is live
+    assert all(a is b for a, b in zip(live.data, traces, strict=True))
+    assert list(live.data[0].y) == [3.0, 1.5, 1.0]
+    assert "Now" in live.layout.title.text
+
+
 def test_stop_and_go_on():
     training = Training(held=3)
     view = lab.live_training(training)

@@ -6,6 +6,7 @@ import html
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import cache
 from typing import Any
 
 import ipywidgets as W
@@ -102,11 +103,30 @@ def _widget(figure: go.Figure, width: int) -> Any:
     layout = go.Layout(figure.layout, width=width or None, autosize=True)
     try:
         with _without_grammars():
-            live: Any = go.FigureWidget(data=figure.data, layout=layout)
+            live: Any = _whole()(data=figure.data, layout=layout)
     except ImportError:
         return W.HTML(_plain(figure), layout=W.Layout(width="100%"))
     live._config = {**(live._config or {}), "displaylogo": False, "responsive": True}
+    live._is_whole = True
+    live.open()
     return live
+
+
+@cache
+def _whole() -> Any:
+    """`go.FigureWidget` that the browser first hears of with all its data.
+
+    plotly's own opens empty and sends data and layout behind it; a browser that draws in between shows axes of nothing for good.
+    """
+
+    class Whole(go.FigureWidget):
+        _is_whole = False
+
+        def open(self) -> None:
+            if self._is_whole:
+                super().open()
+
+    return Whole
 
 
 @contextmanager

@@ -7,8 +7,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import comm
 import plotly.graph_objects as go
 import pytest
+from comm.base_comm import BaseComm
 
 from dspark_lab.config import preset
 from dspark_lab.runs import store
@@ -144,6 +146,24 @@ def test_a_picture_that_the_browser_has_not_drawn_yet_is_made_anew() -> None:
     picture.show(first)
     assert picture.widget.children == (live,)
     assert list(live.data[0].y) == [1]
+
+
+def test_the_browser_first_hears_of_a_picture_with_all_its_data(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A figure that opens empty and is sent its data later stays empty where the browser draws it in between."""
+    sent: list[tuple[str, dict[str, Any]]] = []
+
+    class Heard(BaseComm):
+        def publish_msg(self, msg_type: str, data: Any = None, *_: Any, **__: Any) -> None:
+            sent.append((msg_type, (data or {}).get("state", {})))
+
+    monkeypatch.setattr(comm, "create_comm", Heard)
+    picture = Picture()
+    picture.fill(640)
+    picture.show(go.Figure(go.Bar(y=[1, 2, 3]), layout={"title": "whole"}))
+    states = [state for kind, state in sent if kind == "comm_open" and "_widget_data" in state]
+    assert [len(state["_widget_data"]) for state in states] == [1]
+    assert (states[0]["_widget_layout"]["title"]["text"], states[0]["_widget_layout"]["width"]) == ("whole", 640)
+    assert not [state for kind, state in sent if kind == "comm_msg" and {"_widget_data", "_widget_layout"} & set(state)]
 
 
 def test_the_last_strategy_can_be_unticked(shown: Panel) -> None:

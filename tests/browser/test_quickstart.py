@@ -106,6 +106,10 @@ def test_quickstart(jupyter: str, page: Page, asked_outside: list[str], shots: P
     panel.button("This machine").click()
     panel.select("EP size").select_option("2")  # at once, not waiting for the answer
     expect(panel.sentence).to_contain_text("Nothing measured here yet")
+    expect(panel.select("Preset").locator("option:checked")).to_have_text("shipped")
+    panel.select("Preset").select_option("tiny")  # the fastest: what decodes does not matter below
+    expect(panel.select("EP size").locator("option:checked")).to_have_text("1")  # another preset keeps its own
+    panel.select("EP size").select_option("2")
     show(panel)
     panel.shot(shots / "2_live.png")
     expect(panel.arm("none")).to_be_disabled()  # the mask would be without its scalar
@@ -178,7 +182,7 @@ def run_all(page: Page, url: str) -> None:
 
 def wait_for_cells(page: Page) -> None:
     """Until no cell is running or queued; none may have failed."""
-    expect(page.locator(".jp-Notebook .jp-InputPrompt", has_text="[7]:")).to_have_count(1, timeout=60_000)
+    expect(page.locator(".jp-Notebook .jp-InputPrompt", has_text="[7]:")).to_have_count(1, timeout=150_000)
     expect(page.locator(".jp-Notebook .jp-RenderedText[data-mime-type*=stderr]", has_text="Error")).to_have_count(0)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 import shutil
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
@@ -253,7 +254,7 @@ class Run:
                 (tmp / "traces").mkdir()
                 for p in self.trace_paths:
                     shutil.copyfile(p, tmp / "traces" / p.name)
-            (tmp / "run.json").write_text(json.dumps(self.to_json(), indent=1) + "\n")
+            (tmp / "run.json").write_text(_written(self.to_json()))
             if folder.exists():
                 if not (folder / "run.json").is_file():
                     raise LabError(f"{folder} is there already and is no run; choose another folder, or remove it.")
@@ -336,3 +337,9 @@ def one_run(run: Any) -> Run:
     if len(runs) != 1:
         raise LabError(f"this is of one run, and {len(runs)} were given; choose one of them.")
     return runs[0]
+
+
+def _written(d: dict[str, Any]) -> str:
+    """JSON to look at: a key a line, and a list of plain values on one."""
+    text = json.dumps(d, indent=1) + "\n"
+    return re.sub(r"\[\n\s+([^\[\]{}]*?)\n\s+\]", lambda m: "[" + re.sub(r",\n\s+", ", ", m[1]) + "]", text)

@@ -166,6 +166,9 @@ def test_padded_rows_may_hold_anything() -> None:
 
 def test_the_kernels_are_what_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kernel, "sample", lambda *args: "kernel")
+    for rows, vocab, runs in ((4, 70_000, False), (5, 70_000, True), (1, 65_536, True)):
+        made = sample(torch.zeros(rows, vocab, device=DEVICE), rows_of([(1.0, 2, 1.0)] * rows), noise_of(rows))
+        assert (made == "kernel") is runs
     assert sample(torch.zeros(1, 4, device=DEVICE), rows_of([(1.0, ALL, 1.0)]), noise_of(1)) == "kernel"
     assert (
         sample(torch.zeros(1, 4, dtype=torch.float64, device=DEVICE), rows_of([(1.0, ALL, 1.0)]), noise_of(1)).tolist()

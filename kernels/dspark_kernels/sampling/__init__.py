@@ -10,6 +10,9 @@ from dspark_kernels.backend import on_triton
 from dspark_kernels.sampling import reference
 from dspark_kernels.sampling.reference import ACCEPT, BONUS, DRAFT, SamplingRows
 
+SORTED_ROWS, SORTED_IDS = 4, 65_536
+"""Up to so many rows of more ids than that a top-k or top-p is faster by torch's sort than by the search (docs/benchmarks.md)."""
+
 
 def uniforms(seed: int, requests: Tensor, anchors: Tensor, num_slots: int) -> Tensor:
     """[B, num_slots, 3] float64 within 0 to 1 by (``seed``, ``requests`` [B], ``anchors`` [B], slot): the same bits everywhere."""
@@ -24,7 +27,8 @@ def sample(logits: Tensor, rows: SamplingRows, noise: Tensor, probs: Tensor | No
     """A token [B] int64 of each row of ``logits`` [B, V] by ``noise`` [B] float64; what it was drawn from goes to ``probs``
     [B, V] float32. The reference sums in float64 and the kernels a tile in float32: a number at the border of two tokens may
     give either. Float64 logits go to the reference."""
-    if _fits(logits):
+    sorts = rows.cuts and len(logits) <= SORTED_ROWS and logits.shape[1] > SORTED_IDS
+    if _fits(logits) and not sorts:
         from dspark_kernels.sampling import kernel
 
         return kernel.sample(logits, rows, noise, probs)

@@ -194,7 +194,6 @@ def train_one(args: argparse.Namespace) -> None:
         source / "target", all_of(rows), out=folder, mask_token_id=MASK, graph=args.graph and device.type == "cuda",
         log_every=100, save_every=10**9, progress=show(args.name), **recipe, **shape, **DRAFTERS[kind],
     )  # fmt: skip
-    (folder / "training.pt").unlink(missing_ok=True)
     note(args, args.name, {
         "seconds": result.seconds, "recipe": asdict(result.recipe), "device": result.device,
         "num_layers": result.model.draft.num_hidden_layers,
@@ -202,6 +201,7 @@ def train_one(args: argparse.Namespace) -> None:
         "accept_length_training": result.accept_length, **measure(args, source, folder, samples),
         "history": result.history[["step", "total", "accept_length"]].iloc[::5].round(4).to_dict("list"),
     })  # fmt: skip
+    (folder / "training.pt").unlink(missing_ok=True)  # only now: without it a checkpoint is not trained again
     if not args.keep:
         shutil.rmtree(folder)
 

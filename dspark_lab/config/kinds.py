@@ -14,6 +14,8 @@ from dspark_lab.errors import LabError, unknown
 AT_LEAST: dict[str, int] = {
     "seed": 0,
     "batch_size": 1,
+    "num_steps": 0,
+    "num_anchors": 1,
     "block_size": 1,
     "ep_size": 1,
     "tp_size": 1,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -10,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from dspark_lab.config.kinds import is_int, shown
 from dspark_lab.errors import LabError
 
 MIN_LOSS_TOKENS = 14
@@ -30,6 +32,11 @@ class TokenData:
     def seq_len(self) -> int:
         return self.tokens.shape[1]
 
+    @property
+    def digest(self) -> str:
+        """Tells whether two hold the same."""
+        return digest(self.tokens, self.loss_mask)
+
     def to(self, device: torch.device | str) -> TokenData:
         return TokenData(tokens=self.tokens.to(device), loss_mask=self.loss_mask.to(device))
 
@@ -45,6 +52,15 @@ class TokenData:
         return self.tokens[rows].long(), self.loss_mask[rows]
 
 
+def digest(*tensors: Tensor) -> str:
+    """16 hex digits of what ``tensors`` hold and their shapes."""
+    found = hashlib.sha256()
+    for t in tensors:
+        values = t.detach().cpu().contiguous().numpy()
+        found.update(f"{values.dtype}{values.shape}".encode() + values.tobytes())
+    return found.hexdigest()[:16]
+
+
 @lru_cache(maxsize=4)
 def _order(num: int, epoch: int, seed: int) -> np.ndarray:
     return np.random.default_rng([seed, epoch]).permutation(num)
@@ -56,8 +72,11 @@ def token_data(
     """``sequences`` of token ids, cut to ``seq_len`` and padded with 0 where nothing is predicted.
 
     ``prompt_lens``: tokens at each one's start that are given and not predicted. Sequences with fewer than `MIN_LOSS_TOKENS`
-    to predict are dropped. Raises `LabError` where none is left.
+    to predict are dropped. Raises `LabError` where none is left, and for what is no list of token ids.
     """
+    if not is_int(seq_len) or seq_len < 1:
+        raise LabError(f"seq_len={shown(seq_len)} is not a whole number of at least 1.")
+    _check_sequences(sequences)
     prompts = [0] * len(sequences) if prompt_lens is None else list(prompt_lens)
     if len(prompts) != len(sequences):
         raise LabError(f"prompt_lens has {len(prompts)} entries for {len(sequences)} sequences; give one a sequence.")
@@ -77,3 +96,20 @@ def token_data(
         tokens[row, : len(ids)] = torch.tensor(ids, dtype=torch.int32)
         mask[row, prompt : len(ids)] = True
     return TokenData(tokens=tokens, loss_mask=mask)
+
+
+def _check_sequences(sequences: Sequence[Sequence[int]]) -> None:
+    """Arrays and lists of lists of whole numbers pass; texts, floats and a single sequence do not."""
+    way = "give lists of token ids, such as [[1, 2, ...]]; of texts for a byte-level model, list(text.encode())"
+    if not hasattr(sequences, "__len__") or isinstance(sequences, str | bytes | dict):
+        raise LabError(f"data={shown(sequences)} is no list of token sequences; {way}.")
+    for one in sequences:
+        try:
+            ids = np.asarray(one)
+            whole = ids.ndim == 1 and (not ids.size or ids.dtype.kind in "iu")
+        except (TypeError, ValueError):
+            whole = False
+        if not whole:
+            raise LabError(f"data holds {shown(one)}, which is no sequence of token ids; {way}.")
+        if ids.size and not -(2**31) <= int(ids.min()) <= int(ids.max()) < 2**31:
+            raise LabError(f"data has token ids from {ids.min()} to {ids.max()}, which no vocabulary holds.")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
@@ -12,7 +13,9 @@ from typing import Any
 import pandas as pd
 import torch
 
-from dspark_lab.config.parts import ModelConfig
+from dspark_lab.config import LabConfig
+from dspark_lab.config.kinds import is_int, shown
+from dspark_lab.config.parts import EngineConfig, ModelConfig
 from dspark_lab.device import device_name, resolve
 from dspark_lab.errors import LabError, unknown
 from dspark_lab.models.checkpoint import context_len_of, load_weights
@@ -20,7 +23,7 @@ from dspark_lab.models.config_json import decoder_config, read_config
 from dspark_lab.models.decoder import Target
 from dspark_lab.models.save import save_drafter
 from dspark_lab.spec.loss import LossWeights
-from dspark_lab.train.data import TokenData, token_data
+from dspark_lab.train.data import TokenData, digest, token_data
 from dspark_lab.train.drafting import DrafterTask
 from dspark_lab.train.scalars import ScalarLog
 from dspark_lab.train.shapes import drafter_model, new_drafter
@@ -79,19 +82,26 @@ def train_drafter(
     ``peak_lr``, ``seed``, …) and of `drafter_model` (``drafter``, ``markov_head``, ``num_layers``, ``block_size``, …). ``graph``:
     whether a step is one CUDA graph; by default on a GPU. ``progress`` is called every ``log_every`` steps, ``logdir`` takes
     TensorBoard scalars. ``should_stop`` is asked after every step; where it says so, the state is saved and the result is not
-    ``complete``. bfloat16 with float32 masters on a GPU, float32 on a CPU. Raises `LabError` on unknown options, on token ids
-    outside the vocabulary, and where ``out`` holds the state of another run.
+    ``complete``; so it is on Ctrl-C, which then goes on its way. bfloat16 with float32 masters on a GPU, float32 on a CPU. Raises
+    `LabError` on unknown options, on token ids outside the vocabulary, and where ``out`` cannot be written, or holds the state of
+    another run or a checkpoint without a state, which is not overwritten.
     """
-    started, out, where = time.perf_counter(), Path(out), resolve(device)
+    started, out, where = time.perf_counter(), _folder(out), resolve(device)
+    _check_calls(where, graph=graph, log_every=log_every, save_every=save_every, progress=progress, should_stop=should_stop)  # fmt: skip
     dtype = torch.bfloat16 if where.type == "cuda" else torch.float32
     frozen, context_len = load_target(target, where, dtype)
     recipe, shape = _sorted_options(options)
     model = drafter_model(frozen.cfg, mask_token_id=mask_token_id, context_len=context_len, **shape)
+    LabConfig(
+        preset="trained", model=model, engine=EngineConfig(prompt_len=1, max_new_tokens=1)
+    )  # every rule of a config
     data = data if isinstance(data, TokenData) else token_data(data, seq_len)
     _check_tokens(data, model)
     drafter = new_drafter(model, frozen, recipe.seed, device=where, dtype=dtype)
     task = DrafterTask(frozen, drafter, data, recipe, _states(states, frozen, model, data, where))
-    trainer = Trainer(task, recipe, graph=where.type == "cuda" if graph is None else graph)
+    _check_writable(out)
+    about = {"data": data.digest, "target": _digest_of(frozen), **_flat(model)}
+    trainer = Trainer(task, recipe, graph=where.type == "cuda" if graph is None else graph, about=about)
     state = out / STATE_FILE
     if state.is_file():
         trainer.load(state)
@@ -100,6 +110,8 @@ def train_drafter(
             log_every=log_every, progress=log.both(progress), state_path=state, save_every=save_every,
             should_stop=should_stop,
         )  # fmt: skip
+    if not state.is_file():
+        trainer.save(state)  # of no steps at all; a checkpoint without a state is not trained again
     save_drafter(
         drafter, model, out, dtype=torch.bfloat16 if where.type == "cuda" else dtype, num_anchors=recipe.num_anchors
     )
@@ -112,6 +124,52 @@ def train_drafter(
         device=device_name(where),
         complete=not trainer.stopped,
     )
+
+
+def _folder(out: Any) -> Path:
+    """``out`` as a path. Raises `LabError` where a checkpoint would be lost that no training of ours is to go on from."""
+    if not isinstance(out, str | Path):
+        raise LabError(f"out={shown(out)} is no path; give the folder that the drafter is written to.")
+    out = Path(out)
+    if (out / "config.json").exists() and not (out / STATE_FILE).is_file():
+        raise LabError(
+            f"out={str(out)!r} holds a checkpoint and no {STATE_FILE} to go on from, and training would overwrite it; choose "
+            "another folder, or remove this one."
+        )
+    return out
+
+
+def _check_writable(out: Path) -> None:
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(dir=out):
+            pass
+    except OSError as e:
+        raise LabError(f"out={str(out)!r} cannot be written: {e.strerror}; choose a folder that can.") from None
+
+
+def _check_calls(where: torch.device, *, graph: Any, log_every: Any, save_every: Any, **calls: Any) -> None:
+    for name, value in (("log_every", log_every), ("save_every", save_every)):
+        if not is_int(value) or value < 1:
+            raise LabError(f"{name}={shown(value)} is not a whole number of at least 1: steps.")
+    for name, value in calls.items():
+        if value is not None and not callable(value):
+            raise LabError(f"{name}={shown(value)} cannot be called; give a function, or None.")
+    if graph is not None and not isinstance(graph, bool):
+        raise LabError(f"graph={shown(graph)} is not True, False or None.")
+    if graph and where.type != "cuda":
+        raise LabError(f"graph=True needs a GPU and the device is {where}; choose graph=None.")
+
+
+def _digest_of(target: Target) -> str:
+    """Tells targets of one shape apart, by their embeddings, in whatever precision they were loaded."""
+    return digest(target.model.embed_tokens.weight.detach().to("cpu", torch.bfloat16).view(torch.int16))
+
+
+def _flat(model: ModelConfig) -> dict[str, Any]:
+    """The toggles of ``model`` that tell one drafter from another, by their flat names."""
+    flat = {**vars(model.drafter), **{f"draft_{k}": v for k, v in vars(model.draft).items()}}
+    return {k: list(v) if isinstance(v, tuple) else v for k, v in flat.items()}
 
 
 def load_target(folder: str | Path, device: torch.device, dtype: torch.dtype) -> tuple[Target, int]:

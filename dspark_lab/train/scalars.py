@@ -25,7 +25,12 @@ class ScalarLog:
                 raise LabError(
                     "logdir needs tensorboard: pip install 'dspark-lab[lab]', or leave logdir out."
                 ) from None
-            self._writer = Writer(str(self.logdir))
+            try:
+                self._writer = Writer(str(self.logdir))
+            except OSError as e:
+                raise LabError(
+                    f"logdir={str(self.logdir)!r} cannot be written: {e.strerror}; choose another folder, or leave logdir out."
+                ) from None
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from dspark_lab.config.choices import DRAFTERS, MARKOV_HEADS
+from dspark_lab.config.kinds import is_int, shown
 from dspark_lab.config.parts import DecoderConfig, DrafterConfig, ModelConfig
 from dspark_lab.errors import LabError, unknown
 from dspark_lab.models.decoder import Target
@@ -38,7 +39,7 @@ def drafter_model(
 
     ``markov_head="none"`` is rank 0. The baselines have neither head; ``confidence`` says otherwise. ``eagle3`` has one layer.
     ``intermediate_size``: of the dense backbone, or of all experts of ``moe`` (8, top-2) together; by default twice the hidden
-    size, and for the one layer of ``eagle3`` twice that. Raises `LabError` on unknown names.
+    size, and for the one layer of ``eagle3`` twice that. Raises `LabError` on unknown names and sizes that are none.
     """
     for what, value, legal in (
         ("drafter", drafter, [d for d in DRAFTERS if d != "lookup"]),
@@ -47,6 +48,17 @@ def drafter_model(
     ):
         if value not in legal:
             raise unknown(what, value, legal)
+    for what, value, least in (
+        ("block_size", block_size, 1),
+        ("markov_rank", markov_rank, 0),
+        ("num_layers", num_layers, 1),
+        ("intermediate_size", 1 if intermediate_size is None else intermediate_size, 1),
+        ("num_target_layers_read", num_target_layers_read, 1),
+    ):
+        if not is_int(value) or value < least:
+            raise LabError(f"{what}={shown(value)} is not a whole number of at least {least}.")
+    if confidence is not None and not isinstance(confidence, bool):
+        raise LabError(f"confidence={shown(confidence)} is not True or False, or None for what the drafter comes with.")
     plain = drafter != "dspark" or markov_head == "none"
     eagle = drafter == "eagle3"
     width = intermediate_size or target.hidden_size * (4 if eagle else 2)

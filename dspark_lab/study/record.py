@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import shutil
 import tarfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from dspark_lab.config import LabConfig
 from dspark_lab.errors import LabError, unknown
 from dspark_lab.runs.record import Run
 from dspark_lab.runs.runner import start
@@ -28,35 +29,55 @@ def record(
 ) -> Path:
     """Measures the sheets of ``part`` (or ``only`` some of them) below ``out``; returns the archive ``out/recorded-….tar``.
 
+    A sheet is measured by numbers of ranks, and the archive is written anew after each: a recording that is stopped, or that
+    breaks, leaves what was complete.
+
     ``rehearse``: on this machine's CPU with the preset ``tiny``, a few steps each; nothing of that is worth keeping.
     """
     todo = {name: rehearsed(sheet) if rehearse else sheet for name, sheet in sheets(part).items()}
     for name in only:
         if name not in todo:
             raise unknown("sheet", name, todo)
-    folder = Path(out) / "recorded"
+    folder, archive = Path(out) / "recorded", Path(out) / f"recorded-{part}.tar"
     for name, sheet in todo.items():
         if only and name not in only:
             continue
-        work = Path(out) / f".{name}"
-        shutil.rmtree(work, ignore_errors=True)
-        job = start(
-            list(sheet.configs),
-            num_steps=sheet.num_steps,
-            repeats=sheet.repeats,
-            processes=sheet.processes,
-            profile_steps=sheet.profile_steps,
-            out=work,
-        )
-        for run in job.wait(on_progress=on_progress):
-            _keep(run, sheet, folder / recorded_name(name, run))
-        shutil.rmtree(work)
+        for configs in _by_ranks(sheet.configs):
+            for run in _measured(replace(sheet, configs=configs), Path(out) / f".{name}", on_progress):
+                _keep(run, sheet, folder / recorded_name(name, run))
+            _pack(folder, archive)
     if not folder.is_dir():
         raise LabError(f"part {part!r} recorded nothing.")
-    archive = Path(out) / f"recorded-{part}.tar"
-    with tarfile.open(archive, "w") as tar:
-        tar.add(folder, arcname="recorded")
     return archive
+
+
+def _by_ranks(configs: Sequence[LabConfig]) -> list[tuple[LabConfig, ...]]:
+    """Configs by how many ranks they have. What is measured of one number is kept, whatever happens to the next."""
+    sizes = sorted({cfg.parallel.world_size for cfg in configs})
+    return [tuple(cfg for cfg in configs if cfg.parallel.world_size == n) for n in sizes]
+
+
+def _measured(sheet: Sheet, work: Path, on_progress: Callable[[Progress], None] | None) -> Iterator[Run]:
+    """The runs of ``sheet``, with their files in ``work`` until the next is asked for behind the last."""
+    shutil.rmtree(work, ignore_errors=True)
+    job = start(
+        list(sheet.configs),
+        num_steps=sheet.num_steps,
+        repeats=sheet.repeats,
+        processes=sheet.processes,
+        profile_steps=sheet.profile_steps,
+        out=work,
+    )
+    yield from job.wait(on_progress=on_progress)
+    shutil.rmtree(work)
+
+
+def _pack(folder: Path, archive: Path) -> None:
+    """All of ``folder`` into ``archive``, whole or not at all."""
+    half = archive.with_suffix(".part")
+    with tarfile.open(half, "w") as tar:
+        tar.add(folder, arcname="recorded")
+    half.replace(archive)
 
 
 def recorded_name(sheet: str, run: Run) -> str:

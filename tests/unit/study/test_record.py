@@ -10,6 +10,7 @@ from dspark_lab.config import preset
 from dspark_lab.errors import LabError
 from dspark_lab.runs.plan import group
 from dspark_lab.runs.record import read_run
+from dspark_lab.study import record as recording
 from dspark_lab.study import sheets as recorder
 from dspark_lab.study.record import record
 from dspark_lab.study.sheets import Sheet, rehearsed, sheets
@@ -59,6 +60,24 @@ def test_a_sheet_leaves_runs_captures_and_an_archive(tmp_path, monkeypatch) -> N
     assert {p.name for p in tmp_path.iterdir()} == {"recorded", "recorded-one.tar"}
     with pytest.raises(LabError, match="sheet='nothing'"):
         record("one", out=tmp_path, only=["nothing"])
+
+
+def test_what_was_complete_is_kept_where_a_recording_breaks(tmp_path, monkeypatch) -> None:
+    tiny = preset("tiny", device="cpu", batch_size=1, alloc="on_demand")
+    sheet = Sheet(configs=(tiny.replace(ep_size=2), tiny), num_steps=2, repeats=1, processes=1, profile_steps=0)
+    monkeypatch.setitem(recorder.PARTS, "one", lambda: {"cpu": sheet})
+    told = recording._measured
+
+    def breaks(sheet, *rest):
+        if sheet.configs[0].parallel.world_size > 1:
+            raise LabError("rank 1 of 2 is gone")
+        yield from told(sheet, *rest)
+
+    monkeypatch.setattr(recording, "_measured", breaks)
+    with pytest.raises(LabError, match="rank 1"):
+        record("one", out=tmp_path)
+    with tarfile.open(tmp_path / "recorded-one.tar") as tar:
+        assert [n for n in tar.getnames() if n.endswith("run.json")] == ["recorded/cpu-ep1-bs1-on_demand/run.json"]
 
 
 @pytest.mark.parametrize("ranks", [4, 8])

@@ -54,14 +54,14 @@ def test_an_option_that_is_none_is_named(change: dict[str, Any], tmp_path: Path)
 
 @pytest.mark.parametrize("texts", [None, 3, "text", ["a text"], [1, 2, 3], [[1.5] * 32], [[2**40] * 32]], ids=repr)
 def test_data_that_is_none_is_named(texts: Any, tmp_path: Path) -> None:
-    with pytest.raises(lab.LabError, match="^data"):
+    with pytest.raises(lab.LabError, match=r"^data"):
         train(tmp_path / "d", texts)
 
 
 def test_a_checkpoint_is_not_overwritten(tmp_path: Path) -> None:
     shutil.copytree(TARGET, tmp_path / "mine")
     before = (tmp_path / "mine" / "model.safetensors").read_bytes()
-    with pytest.raises(lab.LabError, match="holds a checkpoint and no training.pt"):
+    with pytest.raises(lab.LabError, match=r"holds a checkpoint and no training\.pt"):
         train(tmp_path / "mine")
     assert (tmp_path / "mine" / "model.safetensors").read_bytes() == before
 

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from dspark_lab.config.kinds import shown
 from dspark_lab.errors import LabError
 from dspark_lab.plan.calibration import ConfidenceRounds, StsTable
 from dspark_lab.plan.reliability import NUM_BINS, auc, binned, brier, ece
@@ -23,6 +24,8 @@ def calibration(rounds: ConfidenceRounds, table: StsTable, *, num_bins: int = NU
 
     ``rounds`` are a third split: neither what the drafter was trained on nor what the table was fitted on, which is refused.
     """
+    if not isinstance(table, StsTable):
+        raise LabError(f"table={shown(table)} is no STS table; lab.fit_sts(rounds) or lab.load_sts(path) gives one.")
     stages, happened = _prefixes(rounds, table), rounds.happened
     rows = []
     for k in range(rounds.block_size):
@@ -74,6 +77,10 @@ def reliability(rounds: ConfidenceRounds, table: StsTable | None = None, *, num_
 
 def _prefixes(rounds: ConfidenceRounds, table: StsTable | None) -> dict[str, np.ndarray]:
     """[N, γ] Π_{i≤k} c_i by stage. Refuses the rounds of the table's own fit."""
+    if not isinstance(rounds, ConfidenceRounds):
+        raise LabError(f"rounds={shown(rounds)} is no lab.ConfidenceRounds; Evaluation.confidence_rounds() gives some.")
+    if table is not None and not isinstance(table, StsTable):
+        raise LabError(f"table={shown(table)} is no STS table; lab.fit_sts(rounds) or lab.load_sts(path) gives one.")
     stages = {"raw": np.cumprod(rounds.confidence, axis=1)}
     if table is not None:
         confidence = table.confidence(rounds)

@@ -11,6 +11,7 @@ import numpy as np
 import pandas as pd
 
 from dspark_lab.analysis.acceptance import NUM_RESAMPLES
+from dspark_lab.config.kinds import shown
 from dspark_lab.config.shipped import DRAFTERS, data_dir
 from dspark_lab.errors import LabError
 
@@ -30,10 +31,17 @@ def depth_table(report: Mapping[str, Any] | str | Path | None = None) -> pd.Data
         raise LabError("this report has no depths; data/models/make.py depth measures them.")
     found: dict[tuple[str, int], list[dict[str, Any]]] = {}
     for note in notes:
+        if lost := [k for k in ("num_layers", "recipe", "device", "trained_parameters") if k not in note]:
+            raise LabError(f"a note of {note['drafter']!r} has no {lost[0]}; data/models/make.py depth writes it.")
         found.setdefault((note["drafter"], note["num_layers"]), []).append(note)
     known = {name: at for at, name in enumerate(DRAFTERS)}
     order = sorted(found, key=lambda key: (known.get(key[0], len(known)), key))
-    return pd.DataFrame([row for key in order for row in _rows(*key, found[key])])
+    try:
+        return pd.DataFrame([row for key in order for row in _rows(*key, found[key])])
+    except (KeyError, TypeError, ValueError) as e:
+        raise LabError(
+            f"a note of this report is not as data/models/make.py depth writes it: {type(e).__name__}: {e}."
+        ) from None
 
 
 def _notes(report: Mapping[str, Any] | str | Path | None) -> dict[str, Any]:
@@ -41,10 +49,20 @@ def _notes(report: Mapping[str, Any] | str | Path | None) -> dict[str, Any]:
         path = data_dir() / "models" / "report.json" if report is None else Path(report)
         if not path.is_file():
             raise LabError(f"{path} is no file; give the report.json that data/models/make.py depth wrote.")
-        report = json.loads(path.read_text())
-    assert isinstance(report, Mapping)
-    notes = report.get("depth", report)
-    return {name: note | {"drafter": name.partition("@")[0]} for name, note in notes.items() if "text" in note}
+        try:
+            report = json.loads(path.read_text())
+        except (OSError, ValueError) as e:
+            raise LabError(
+                f"{path} is no JSON: {e}; give the report.json that data/models/make.py depth wrote."
+            ) from None
+    notes = report.get("depth", report) if isinstance(report, Mapping) else None
+    if not isinstance(notes, Mapping):
+        raise LabError(f"report={shown(report)} is no notes by name; give what data/models/make.py depth wrote.")
+    return {
+        name: {**note} | {"drafter": name.partition("@")[0]}
+        for name, note in notes.items()
+        if isinstance(note, Mapping) and "text" in note
+    }
 
 
 def _rows(drafter: str, num_layers: int, notes: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:

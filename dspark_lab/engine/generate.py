@@ -62,6 +62,8 @@ def generate(
     ``models`` are built from ``cfg`` where not given, and so are the ``groups`` of its ranks. Raises `LabError` before the first step for a prompt that cannot run
     and for ``max_new_tokens`` below 1 (None: the config's).
     """
+    if not isinstance(cfg, LabConfig):
+        raise LabError(f"cfg={shown(cfg)} is no LabConfig; lab.preset, lab.shipped and lab.load_pair make one.")
     limit = cfg.engine.max_new_tokens if max_new_tokens is None else check_limit(max_new_tokens)
     check_prompts(prompts)
     for prompt in prompts:
@@ -104,11 +106,20 @@ def generate(
 def _sampling_of_each(cfg: LabConfig, sampling: Sequence[Sampling] | None, num_prompts: int) -> list[Sampling]:
     if sampling is None:
         return [sampling_of(cfg)] * num_prompts
+    if not isinstance(sampling, Sequence):
+        raise LabError(f"sampling={shown(sampling)} is no list of lab.Sampling; give one a prompt.")
     for one in sampling:
         if not isinstance(one, Sampling):
             raise LabError(f"sampling holds {shown(one)}, which is no lab.Sampling; give one a prompt.")
     if len(sampling) != num_prompts:
         raise LabError(f"sampling has {len(sampling)} settings and there are {num_prompts} prompts; give one a prompt.")
+    e = cfg.engine
+    others = [s.temperature for s in sampling if s.temperature != e.temperature]
+    if e.sts_path is not None and others:
+        raise LabError(
+            f"sampling has temperature={others[0]!r}, and sts_path calibrates confidences for the config's temperature={e.temperature!r}; "
+            "acceptance is another event at each, so sample alike or choose sts_path=None."
+        )
     return list(sampling)
 
 

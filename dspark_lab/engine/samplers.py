@@ -33,7 +33,7 @@ class Samplers:
     def join(self, row: int, sampling: Sampling, number: int) -> None:
         """Settings of the request that takes ``row``; ``number`` names it in the workload."""
         upload = self.state.upload
-        self.ints[:, row].copy_(upload([number, sampling.top_k or 2**62, int(sampling.is_greedy)]))
+        self.ints[:, row].copy_(upload([number, sampling.kept, int(sampling.is_greedy)]))
         values = upload([sampling.temperature, sampling.top_p], torch.float32)
         self.floats[:, row].copy_(values)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from numbers import Integral
 from pathlib import Path
 
 from dspark_lab.config.kinds import shown
@@ -36,12 +37,14 @@ def text_of(tokens: Sequence[int]) -> str:
 
     Raises `LabError` for a token that is no byte.
     """
+    if isinstance(tokens, str | bytes) or not hasattr(tokens, "__iter__"):
+        raise LabError(f"tokens={shown(tokens)} is no list of token ids; give one, such as `Generated.tokens`.")
     for token in tokens:
-        if not 0 <= token <= 255:
+        if not isinstance(token, Integral) or not 0 <= token <= 255:
             raise LabError(
-                f"token {token} is no byte, 0 to 255; these are tokens of another model than a byte-level one."
+                f"token {shown(token)} is no byte, 0 to 255; these are tokens of another model than a byte-level one."
             )
-    return bytes(tokens).decode("utf-8", errors="backslashreplace")
+    return bytes(int(t) for t in tokens).decode("utf-8", errors="backslashreplace")
 
 
 def read_turns(path: str | Path) -> list[Text]:
@@ -51,7 +54,7 @@ def read_turns(path: str | Path) -> list[Text]:
     """
     try:
         lines = Path(path).read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError, TypeError) as e:
+    except (OSError, ValueError, TypeError) as e:
         raise LabError(
             f"{shown(path)} does not read as text: {e}; give a JSONL file with turns in every line."
         ) from None
@@ -76,13 +79,15 @@ def held_out(kind: str) -> list[list[int]]:
 def _text(line: str, where: str) -> Text:
     try:
         values = json.loads(line)
-    except ValueError as e:
+    except (ValueError, RecursionError) as e:
         raise LabError(f"{where} is no JSON: {e}.") from None
     if not isinstance(values, dict) or "turns" not in values:
         raise LabError(f'{where} is no object with "turns": {shown(values)}.')
     turns, reference, kind = values["turns"], values.get("reference"), values.get("kind")
     if not isinstance(turns, list) or not turns or not all(isinstance(t, str) and t for t in turns):
         raise LabError(f"{where} has turns={shown(turns)}; they are a list of one text or more, none of them empty.")
+    if any("\ud800" <= c <= "\udfff" for t in turns for c in t):
+        raise LabError(f"{where} has half of a surrogate pair in turns={shown(turns)}, which has no bytes in UTF-8.")
     for name, value in (("reference", reference), ("kind", kind)):
         if value is not None and not isinstance(value, str):
             raise LabError(f"{where} has {name}={shown(value)}, which is no text.")

@@ -48,7 +48,7 @@ class ConfidenceRounds:
     """STS temperatures that were in use when these rounds ran; None: none."""
 
     def __post_init__(self) -> None:
-        logits, accepted = np.asarray(self.logits, dtype=np.float64), np.asarray(self.accepted)
+        logits, accepted = _numbers("logits", self.logits), _numbers("accepted", self.accepted)
         if logits.ndim != 2 or accepted.shape != logits.shape[:1]:
             raise LabError(
                 f"logits have the shape {logits.shape} and accepted {accepted.shape}; they are [rounds, drafts] and [rounds]."
@@ -59,7 +59,15 @@ class ConfidenceRounds:
             )
         if len(accepted) and not 0 <= accepted.min() <= accepted.max() <= logits.shape[1]:
             raise LabError(
-                f"accepted goes from {accepted.min()} to {accepted.max()}; a block has {logits.shape[1]} drafts."
+                f"accepted goes from {accepted.min():g} to {accepted.max():g}; a block has {logits.shape[1]} drafts."
+            )
+        if (accepted != np.floor(accepted)).any():
+            raise LabError(
+                "accepted holds a number that is not whole, and counts drafts; give acceptance lengths minus 1."
+            )
+        if self.verified is not None and np.shape(self.verified) != accepted.shape:
+            raise LabError(
+                f"verified has the shape {np.shape(self.verified)} and accepted {accepted.shape}; one a round."
             )
         _check_temperature(self.temperature)
         object.__setattr__(self, "logits", logits)
@@ -68,7 +76,7 @@ class ConfidenceRounds:
     @classmethod
     def of_confidence(cls, confidence: np.ndarray, accepted: np.ndarray, **rest: Any) -> ConfidenceRounds:
         """From ``confidence`` [N, γ] after the sigmoid; 0 and 1 become the nearest float32 that are neither."""
-        c = np.asarray(confidence, dtype=np.float64).clip(2.0**-24, 1 - 2.0**-24)
+        c = _numbers("confidence", confidence).clip(2.0**-24, 1 - 2.0**-24)
         return cls(logits=np.log(c) - np.log1p(-c), accepted=accepted, **rest)
 
     @property
@@ -171,7 +179,15 @@ def fit_sts(
     Raises `LabError` for rounds that were scheduled or thresholded (what was not verified cannot be labelled), that ran with
     another table than the identity, of unlike block sizes, and for two collections at one temperature.
     """
-    several = [rounds] if isinstance(rounds, ConfidenceRounds) else list(rounds)
+    if isinstance(rounds, ConfidenceRounds):
+        rounds = [rounds]
+    if not isinstance(rounds, Sequence) or not all(isinstance(r, ConfidenceRounds) for r in rounds):
+        raise LabError(
+            f"rounds={shown(rounds)} is neither lab.ConfidenceRounds nor a list of them; Evaluation.confidence_rounds() gives some."
+        )
+    several, grid = list(rounds), _numbers("grid", grid)
+    if grid.ndim != 1 or not len(grid) or not (np.isfinite(grid) & (grid > 0)).all():
+        raise LabError(f"grid={shown(grid)} is not a list of finite temperatures above 0.")
     if not several:
         raise LabError("there are no rounds to fit STS on; collect some with verify='static'.")
     entries: dict[float, StsEntry] = {}
@@ -179,7 +195,7 @@ def fit_sts(
         _check_collection(r, several[0].block_size)
         if r.temperature in entries:
             raise LabError(f"two collections are at temperature={r.temperature}; put their rounds together.")
-        scales = tuple(float(s) for s in _fit_positions(r, np.asarray(grid), num_bins))
+        scales = tuple(float(s) for s in _fit_positions(r, grid, num_bins))
         entries[r.temperature] = StsEntry(scales=scales, num_rounds=len(r.accepted), digest=r.digest)
     return StsTable(block_size=several[0].block_size, entries=entries)
 
@@ -222,6 +238,13 @@ def _check_temperature(value: object) -> None:
 
 def _entry(e: Mapping[str, Any]) -> StsEntry:
     return StsEntry(scales=tuple(e["scales"]), num_rounds=e["num_rounds"], digest=e["digest"])
+
+
+def _numbers(name: str, values: Any) -> np.ndarray:
+    try:
+        return np.asarray(values, dtype=np.float64)
+    except (TypeError, ValueError):
+        raise LabError(f"{name}={shown(values)} is no array of numbers.") from None
 
 
 def _sigmoid(x: np.ndarray) -> np.ndarray:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from dspark_lab.config.kinds import shown
 from dspark_lab.errors import LabError
 from dspark_lab.plan.costs import Costs
 from dspark_lab.plan.schedule import early_stop, survival
@@ -107,6 +108,42 @@ def rehearse(
             generation[r] += 1
             at[r], start[r] = queue[r, generation[r]], 0
     return Earned(num_tokens=tokens, seconds=seconds, num_verified=verified, num_rounds=num_steps * num_requests)
+
+
+def check_texts(texts: Sequence[TextPath]) -> None:
+    """Raises `LabError` for what is no list of texts, for one without a start, and for texts of unlike γ."""
+    if not isinstance(texts, Sequence) or not all(isinstance(t, TextPath) for t in texts):
+        raise LabError(
+            f"texts={shown(texts)} is no list of TextPath; train.paths.text_paths makes them of what a target wrote."
+        )
+    gamma = np.shape(texts[0].survival)[1:]
+    for t in texts:
+        shape, logits = np.shape(t.survival), t.confidence_logits
+        if len(shape) != 2 or not shape[0] or shape[1:] != gamma:
+            raise LabError(
+                f"a text has survival of the shape {shape}; it is [starts, {', '.join(map(str, gamma))}], of one start at least."
+            )
+        if logits is not None and np.shape(logits) != shape:
+            raise LabError(
+                f"a text has confidence_logits of the shape {np.shape(logits)} and survival of {shape}; they are alike."
+            )
+        if not ((t.survival >= 0) & (t.survival <= 1)).all():
+            raise LabError(
+                "a text has survival that is not within 0 to 1; it is the chance that the first drafts are accepted."
+            )
+
+
+def check_scales(scales: object, gamma: int) -> np.ndarray:
+    """``scales`` as [γ] floats. Raises `LabError` where they are no temperatures."""
+    try:
+        found = np.asarray(scales, dtype=np.float64)
+    except (TypeError, ValueError):
+        found = np.empty(0)
+    if found.shape != (gamma,) or not (np.isfinite(found) & (found > 0)).all():
+        raise LabError(
+            f"scales={shown(scales)} are not {gamma} finite numbers above 0; lab.load_sts(path).scales(...) gives them."
+        )
+    return found
 
 
 def fixed(length: int) -> Rule:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from dspark_lab.config.kinds import is_int, shown
 from dspark_lab.errors import LabError
 
 NUM_BINS = 15
@@ -29,6 +30,8 @@ class Bins:
 
 def binned(probability: np.ndarray, happened: np.ndarray, num_bins: int = NUM_BINS) -> Bins:
     """Events by ``probability`` [N] of what ``happened`` [N] (0 or 1); a bin holds its lower edge, the last one 1 too."""
+    if not is_int(num_bins) or num_bins < 1:
+        raise LabError(f"num_bins={shown(num_bins)} is not a whole number of at least 1.")
     p, y = np.asarray(probability, dtype=np.float64), np.asarray(happened, dtype=np.float64)
     if p.shape != y.shape or p.ndim != 1:
         raise LabError(

@@ -47,6 +47,9 @@ class SpsProfile:
     def __post_init__(self) -> None:
         if not is_int(self.block_size) or self.block_size < 1:
             raise LabError(f"block_size={shown(self.block_size)} is not a whole number of at least 1.")
+        for name in ("config", "environment"):
+            if not isinstance(value := getattr(self, name), dict):
+                raise LabError(f"{name}={shown(value)} of an SPS profile is not values by name.")
         sizes = {"requests": len(self.requests), "tokens": len(self.tokens), "seconds": len(self.seconds)}
         if len(set(sizes.values())) > 1 or not self.requests:
             raise LabError(f"an SPS profile has one value a point, and a point at least; here are {sizes}.")

@@ -15,6 +15,7 @@ from dspark_lab.errors import LabError
 
 def write_table(path: str | Path, values: Mapping[str, Any], *, kind: str, schema: int) -> Path:
     """Writes ``values`` under a temporary name, then renames. Raises `LabError` where that cannot be, and for NaN."""
+    _check_path(path, kind)
     path = Path(path)
     try:
         text = json.dumps({"schema": schema, "kind": kind, **values}, indent=1, allow_nan=False) + "\n"
@@ -33,6 +34,7 @@ def write_table(path: str | Path, values: Mapping[str, Any], *, kind: str, schem
 
 def read_table(path: str | Path, *, kind: str, schema: int) -> dict[str, Any]:
     """The values that `write_table` wrote to ``path``. Raises `LabError` for another kind or schema, and for no JSON."""
+    _check_path(path, kind)
     try:
         d = json.loads(Path(path).read_text())
     except (OSError, ValueError) as e:
@@ -42,3 +44,8 @@ def read_table(path: str | Path, *, kind: str, schema: int) -> dict[str, Any]:
     if d.get("schema") != schema:
         raise LabError(f"{path} was written with schema {shown(d.get('schema'))}; this version reads {schema}.")
     return {name: value for name, value in d.items() if name not in ("schema", "kind")}
+
+
+def _check_path(path: object, kind: str) -> None:
+    if not isinstance(path, str | Path):
+        raise LabError(f"{shown(path)} is no path; give the name of a file that holds a {kind}.")

@@ -13,6 +13,8 @@ from dspark_lab.config.choices import MIN_TEMPERATURE
 from dspark_lab.config.kinds import is_int, shown
 from dspark_lab.errors import LabError
 
+KEEP_ALL = 2**62
+
 
 @dataclass(frozen=True, kw_only=True)
 class Sampling:
@@ -42,6 +44,11 @@ class Sampling:
         return self.temperature == 0 or self.top_k == 1
 
     @property
+    def kept(self) -> int:
+        """How many of the likeliest tokens stay, as an int64 that is over every vocabulary where all do."""
+        return min(self.top_k or KEEP_ALL, KEEP_ALL)
+
+    @property
     def label(self) -> str:
         """What figures may call it: never sampling where one token is kept, whatever the temperature says."""
         if self.is_greedy:
@@ -52,10 +59,9 @@ class Sampling:
 
 def sampling_rows(requests: Sequence[Sampling], device: torch.device | str = "cpu") -> SamplingRows:
     """The settings of ``requests`` on ``device``, as the ops take them."""
-    keep_all = 2**62
     return SamplingRows(
         temperature=torch.tensor([s.temperature for s in requests], dtype=torch.float32, device=device),
-        top_k=torch.tensor([s.top_k or keep_all for s in requests], dtype=torch.int64, device=device),
+        top_k=torch.tensor([s.kept for s in requests], dtype=torch.int64, device=device),
         top_p=torch.tensor([s.top_p for s in requests], dtype=torch.float32, device=device),
         is_greedy=torch.tensor([s.is_greedy for s in requests], dtype=torch.bool, device=device),
         all_greedy=all(s.is_greedy for s in requests),

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from dspark_lab.analysis.acceptance import loop_share
@@ -16,6 +17,7 @@ from dspark_lab.config.kinds import is_int, shown
 from dspark_lab.config.shipped import DRAFTERS, TEXT_KINDS
 from dspark_lab.device import device_name, resolve
 from dspark_lab.engine.generate import Generated, generate
+from dspark_lab.engine.request import check_limit, check_prompt, check_prompts
 from dspark_lab.errors import LabError
 from dspark_lab.models.shipped import shipped
 from dspark_lab.models.text import held_out
@@ -62,6 +64,12 @@ def evaluate(
     benchmark. Raises `LabError` before anything runs for what cannot be.
     """
     configs, texts = _configs(drafters, device, batch_size, seed), _texts(kinds, num_prompts)
+    for name, values in (("temperatures", temperatures), ("block_sizes", block_sizes), ("thresholds", thresholds)):
+        if (values is None and name != "block_sizes") or (values is not None and not _several(values)):
+            raise LabError(f"{name}={shown(values)} is not a list of one value or more, such as [{_EXAMPLES[name]}].")
+    for prompts in texts.values():
+        for prompt, cfg in itertools.product(prompts, configs.values()):
+            check_prompt(prompt, cfg, max_new_tokens=check_limit(max_new_tokens))
     cells = [
         Cell(drafter=d, kind=k, temperature=t, block_size=g, threshold=c)
         for d, cfg in configs.items()
@@ -137,6 +145,9 @@ def _row(cell: Cell, index: int, prompt: list[int], g: Generated, seconds: float
     }
 
 
+_EXAMPLES = {"temperatures": "0.0, 0.7", "block_sizes": "3, 7", "thresholds": "0.0, 0.5"}
+
+
 # -- what was asked for ------------------------------------------------------------------------------------------------
 
 
@@ -144,6 +155,10 @@ def _configs(drafters: Any, device: str, batch_size: int, seed: int) -> dict[str
     if isinstance(drafters, str):
         drafters = (drafters,)
     if not isinstance(drafters, Mapping):
+        if not isinstance(drafters, Sequence):
+            raise LabError(
+                f"drafters={shown(drafters)} is no list of names, and no configs by a name such as {{'mine': cfg}}."
+            )
         drafters = {name: shipped(name) for name in drafters}
     if not drafters:
         raise LabError(f"there is no drafter to evaluate; give names of {', '.join(DRAFTERS)}, or configs by a name.")
@@ -157,11 +172,20 @@ def _configs(drafters: Any, device: str, batch_size: int, seed: int) -> dict[str
     return {n: c.replace(device=device, batch_size=batch_size, seed=seed, speculate=True) for n, c in drafters.items()}
 
 
+def _several(values: Any) -> bool:
+    return isinstance(values, Sequence | np.ndarray) and not isinstance(values, str) and len(values) > 0
+
+
 def _texts(kinds: Any, num_prompts: int) -> dict[str, list[list[int]]]:
     if not is_int(num_prompts) or num_prompts < 1:
         raise LabError(f"num_prompts={shown(num_prompts)} is not a whole number of at least 1.")
     if isinstance(kinds, str):
         kinds = (kinds,)
+    if not isinstance(kinds, Sequence | Mapping):
+        raise LabError(f"kinds={shown(kinds)} is no list of {', '.join(TEXT_KINDS)}, and no prompts by a name.")
+    if isinstance(kinds, Mapping):
+        for prompts in kinds.values():
+            check_prompts(prompts)
     texts = dict(kinds) if isinstance(kinds, Mapping) else {k: held_out(k) for k in kinds}
     if not texts or not all(texts.values()):
         raise LabError(f"there are no prompts in kinds={shown(kinds)}; give some of {', '.join(TEXT_KINDS)}.")

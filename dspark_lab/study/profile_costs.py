@@ -114,6 +114,13 @@ def profile_costs(
 
 def _points(cfg: LabConfig, requests: Sequence[int], tokens: Sequence[int] | None) -> list[tuple[int, int]]:
     """(requests, tokens) that can be measured, rising."""
+    if not isinstance(cfg, LabConfig):
+        raise LabError(f"cfg={shown(cfg)} is no LabConfig; lab.preset, lab.shipped and lab.load_pair make one.")
+    for name, values in (("requests", requests), ("tokens", tokens)):
+        if isinstance(values, str) or not (
+            isinstance(values, Sequence | np.ndarray) or (values is None and name == "tokens")
+        ):
+            raise LabError(f"{name}={shown(values)} is not a list of whole numbers, such as [1, 4, 16].")
     if not cfg.gamma:
         raise LabError("speculate=False drafts nothing, so there is nothing to schedule; choose speculate=True.")
     if cfg.parallel.world_size > 1:

@@ -11,7 +11,7 @@ from dspark_lab.analysis.intervals import t_interval
 from dspark_lab.config.kinds import is_int, shown
 from dspark_lab.errors import LabError
 from dspark_lab.plan.costs import Costs
-from dspark_lab.plan.rehearsal import Earned, TextPath, deployed, fixed, rehearse, stopping
+from dspark_lab.plan.rehearsal import Earned, TextPath, check_scales, check_texts, deployed, fixed, rehearse, stopping
 
 SEEDS = 8
 
@@ -33,13 +33,24 @@ def schedule_regret(
     (positive: the scheduler is slower), ``over_whole_pct``, ``over_none_pct``, ``early_stop_regret_pct``, ``verify_len``,
     ``accept_length``. Simulated from measured parts. Raises `LabError` for a load that is none.
     """
+    if not isinstance(requests, Sequence | np.ndarray) or isinstance(requests, str) or not len(requests):
+        raise LabError(f"requests={shown(requests)} is not a list of one load or more, such as [1, 16].")
     for value in requests:
         if not is_int(value) or value < 1:
             raise LabError(f"requests holds {shown(value)}; loads are whole numbers of at least 1.")
     if not is_int(num_seeds) or num_seeds < 2:
         raise LabError(f"num_seeds={shown(num_seeds)} is not a whole number of at least 2, which an interval needs.")
+    if not is_int(num_steps) or num_steps < 1:
+        raise LabError(f"num_steps={shown(num_steps)} is not a whole number of at least 1.")
+    if not hasattr(costs, "seconds_at"):
+        raise LabError(
+            f"costs={shown(costs)} is no table of costs; an SPS profile gives one: lab.load_sps(path).additive()."
+        )
     if not texts:
         raise LabError("there are no texts to rehearse on; train.paths.text_paths makes them of what a target wrote.")
+    check_texts(texts)
+    if scales is not None:
+        scales = check_scales(scales, texts[0].survival.shape[1])
     rows = []
     for i, load in enumerate(requests):
         rows.append(_row(texts, costs, load, num_steps, num_seeds, scales))

@@ -11,6 +11,9 @@ from typing import Any
 
 import pandas as pd
 from rich.console import Console
+from rich.highlighter import JSONHighlighter
+
+from dspark_lab.runs.record import json_text
 
 console = Console() if sys.stdout.isatty() else Console(width=140)
 
@@ -22,7 +25,8 @@ def show(value: Any, as_json: bool) -> None:
     elif isinstance(value, pd.DataFrame):
         print_table(value)
     else:
-        console.print_json(data=_strict(value), default=str)
+        plain = json.loads(json.dumps(_strict(value), default=str))
+        console.print(JSONHighlighter()(json_text(plain).rstrip()), soft_wrap=True)
 
 
 def say(text: str) -> None:

@@ -42,10 +42,12 @@ def run(
         "accept_by_position": made.acceptance.by_position if made.acceptance else None,
         "tokens_per_s": made.tokens_per_s,
         "digest": made.outputs.get("digest"),
-        "ep": made.ep,
         "traces": [str(p) for p in made.trace_paths],
     }
-    show(row, json_)
+    show(row | {"ep": made.ep} if json_ else row, json_)
+    if not json_ and made.config.parallel.ep_size > 1:
+        shown = ["rank", "step_ms_p50", "wait_us", "dispatch_us", "experts_us", "combine_us", "real_share", "imbalance"]
+        print_table(lab.ep_table([made])[shown].round(2))
 
 
 def compare(

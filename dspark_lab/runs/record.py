@@ -254,7 +254,7 @@ class Run:
                 (tmp / "traces").mkdir()
                 for p in self.trace_paths:
                     shutil.copyfile(p, tmp / "traces" / p.name)
-            (tmp / "run.json").write_text(_written(self.to_json()))
+            (tmp / "run.json").write_text(json_text(self.to_json()))
             if folder.exists():
                 if not (folder / "run.json").is_file():
                     raise LabError(f"{folder} is there already and is no run; choose another folder, or remove it.")
@@ -339,7 +339,7 @@ def one_run(run: Any) -> Run:
     return runs[0]
 
 
-def _written(d: dict[str, Any]) -> str:
+def json_text(d: dict[str, Any]) -> str:
     """JSON to look at: a key a line, and a list of plain values on one."""
     text = json.dumps(d, indent=1) + "\n"
     return re.sub(r"\[\n\s+([^\[\]{}]*?)\n\s+\]", lambda m: "[" + re.sub(r",\n\s+", ", ", m[1]) + "]", text)

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from dspark_lab.cli.printing import show
+
 PARITY = Path(__file__).parents[1] / "data" / "parity" / "qwen3_vanilla_b5"
 H200 = Path(__file__).parents[1] / "data" / "traces" / "h200"
 
@@ -68,6 +70,13 @@ def test_run_prints_its_shape(tmp_path) -> None:
     assert row["accept_length"] == pytest.approx(1 + sum(row["accept_by_position"]))
     summary = lab("trace", "summary", row["path"], "--json", cwd=tmp_path)
     assert json.loads(summary.stdout)["num_steps"] == 2
+
+
+def test_lists_stand_on_one_line(capsys) -> None:
+    show({"tokens": list(range(99)), "nested": [[1, 2], [3]], "none": float("nan")}, as_json=False)
+    out = capsys.readouterr().out
+    assert json.loads(out) == {"tokens": list(range(99)), "nested": [[1, 2], [3]], "none": None}
+    assert len(out.splitlines()) == 8
 
 
 def test_generate_prints_its_shape() -> None:

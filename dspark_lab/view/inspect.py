@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Sequence
 from html import escape
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Any
 
 import pandas as pd
 
+from dspark_lab.config.kinds import shown
 from dspark_lab.errors import LabError
 from dspark_lab.models.text import text_of
 from dspark_lab.view.rows import records
@@ -42,15 +44,35 @@ def inspect(
     ``text`` makes a token readable, by default for byte-level models; ``drafts=False`` leaves out what was refused or never
     verified. The result shows itself in a notebook, has a ``table`` and can be saved. Raises `LabError` where no rounds were kept.
     """
-    if not generated.rounds:
+    tokens, rounds = (getattr(generated, name, None) for name in ("tokens", "rounds"))
+    if tokens is None or rounds is None:
+        raise LabError(
+            f"generated={shown(generated)} is no generation; give one of what lab.generate(..., keep_rounds=True) returns, with its prompt."
+        )
+    ids = _ids(prompt)
+    if not callable(text):
+        raise LabError(f"text={shown(text)} cannot be called; give a function from token ids to text, or leave it out.")
+    if not rounds:
         raise LabError(
             "this generation has no rounds to look at; generate with keep_rounds=True, and with speculation."
         )
-    if list(generated.tokens[: len(prompt)]) != [int(t) for t in prompt]:
+    if list(tokens[: len(ids)]) != ids:
         raise LabError(
             "the generation does not begin with this prompt; give the prompt that it continues, as lab.generate got it."
         )
-    return Inspection(_table(generated, len(prompt), text), text(prompt), drafts=drafts, title=title, label=label)
+    return Inspection(_table(generated, len(ids), text), text(ids), drafts=drafts, title=title, label=label)
+
+
+def _ids(prompt: Any) -> list[int]:
+    try:
+        ids = [operator.index(t) for t in prompt]
+    except TypeError:
+        ids = []
+    if not ids:
+        raise LabError(
+            f"prompt={shown(prompt)} is not a list of token ids; list(text.encode()) is one for the models that ship."
+        )
+    return ids
 
 
 class Inspection:

@@ -71,6 +71,19 @@ def test_what_cannot_be_shown_is_said():
         lab.inspect(MADE, [5])
 
 
+@pytest.mark.parametrize("prompt", ["AB", [], None, [1.5], 3])
+def test_a_prompt_that_is_none_is_named(prompt):
+    with pytest.raises(LabError, match=r"prompt=.* is not a list of token ids"):
+        lab.inspect(MADE, prompt)
+
+
+def test_what_is_no_generation_is_named():
+    with pytest.raises(LabError, match="generated=None is no generation"):
+        lab.inspect(None, [65])
+    with pytest.raises(LabError, match="text=3 cannot be called"):
+        lab.inspect(MADE, PROMPT, text=3)
+
+
 def test_a_real_generation():
     prompt = lab.held_out("code")[2]
     cfg = lab.shipped(device="cpu", batch_size=1)

@@ -7,6 +7,7 @@ import plotly.graph_objects as go
 
 from dspark_lab.analysis.depths import MEAN
 from dspark_lab.view.drafting import LINES, SYMBOLS, finished, line, panels
+from dspark_lab.view.rows import rows_with
 from dspark_lab.view.theme import message
 
 
@@ -15,6 +16,7 @@ def depth_sweep(table: pd.DataFrame, *, title: str = "Accept length against the 
     95 % intervals over texts. Single seeds, where there are several, are the small open points. A drafter of one depth is a point,
     with a dotted line across that the others can be held against.
     """
+    table = rows_with(table, "kind", "drafter", "num_layers", "by_seed", of="lab.depth_table()")
     if not len(table):
         return message(title, "No depth was measured.")
     kinds = list(dict.fromkeys(table["kind"]))

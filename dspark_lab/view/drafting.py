@@ -11,6 +11,7 @@ from plotly.subplots import make_subplots
 
 from dspark_lab.errors import LabError, unknown
 from dspark_lab.study.evaluation import KEYS, Evaluation
+from dspark_lab.view.rows import rows_with
 from dspark_lab.view.theme import COLOURS, FAINT, INK, message, titled
 
 LINES = [COLOURS[k] for k in ("compute", "wait", "draft", "communication", "copy", "verify", "host")]
@@ -24,6 +25,7 @@ def accepted_by_position(found: Evaluation | pd.DataFrame, *, title: str = "Acce
     they differ), with 95 % intervals over prompts. Takes an `Evaluation`, or rows such as its ``positions()`` has.
     """
     table = found.positions() if isinstance(found, Evaluation) else found
+    table = rows_with(table, "kind", "position", "accepted_share", of="lab.evaluate(...).positions()")
     if not len(table):
         return message(title, "No rounds were counted.")
     kinds = list(dict.fromkeys(table["kind"]))
@@ -47,8 +49,9 @@ def accept_length_sweep(found: Evaluation | pd.DataFrame, *, by: str = "block_si
     if by not in SWEPT:
         raise unknown("by", by, SWEPT)
     table = found.table() if isinstance(found, Evaluation) else found
+    table = rows_with(table, by, "kind", "accept_length", of="lab.evaluate(...).table()")
     title = title or f"Accept length against {SWEPT[by].partition(',')[0]}"
-    if table[by].nunique() < 2:
+    if not len(table) or table[by].nunique() < 2:
         return message(title, f"Only one {by} was measured: give lab.evaluate several.")
     kinds = list(dict.fromkeys(table["kind"]))
     rates = by == "threshold"
@@ -74,6 +77,7 @@ def reliability(table: pd.DataFrame, *, positions: Sequence[int] | None = None, 
     """Reliability diagrams from `lab.reliability`: promised against accepted share, a panel a position (by default the first,
     the middle and the last), before and after STS. A point's size goes by its rounds; bars are Wilson's 95 % intervals.
     """
+    table = rows_with(table, "position", "stage", "confidence", "accepted_share", of="lab.reliability")
     if not len(table):
         return message(title, "No rounds were counted.")
     there = sorted(table["position"].unique())
@@ -96,6 +100,7 @@ def verify_budget(table: pd.DataFrame, *, title: str = "What is verified as load
     """Rows verified a request and round (anchor counted) against requests at once, from `lab.schedule_regret`: the deployed
     scheduler, and the fixed length that is best in hindsight. The accept length stands beside them.
     """
+    table = rows_with(table, "num_requests", "verify_len", "best_length", "accept_length", of="lab.schedule_regret")
     if not len(table):
         return message(title, "No load was rehearsed.")
     figure, x = go.Figure(), table["num_requests"]

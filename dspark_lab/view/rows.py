@@ -6,6 +6,8 @@ from typing import Any, cast
 
 import pandas as pd
 
+from dspark_lab.config.kinds import shown
+from dspark_lab.errors import LabError
 from dspark_lab.runs.record import Run
 
 FEW = 3
@@ -16,6 +18,16 @@ TOO_FEW = "too few blocks for an interval"
 def records(table: pd.DataFrame) -> list[dict[str, Any]]:
     """One dict a row, columns by name."""
     return cast("list[dict[str, Any]]", table.to_dict("records"))
+
+
+def rows_with(table: Any, *columns: str, of: str) -> pd.DataFrame:
+    """``table`` where it has the ``columns`` that a figure draws, or no rows at all. Raises `LabError` for what ``of`` does not return."""
+    if not isinstance(table, pd.DataFrame):
+        raise LabError(f"{shown(table)} is no table; give what {of} returned.")
+    if len(table) and (missing := [c for c in columns if c not in table]):
+        there = ", ".join(map(str, table.columns)) or "none"
+        raise LabError(f"the table has no column {missing[0]!r} (it has {there}); give what {of} returned.")
+    return table
 
 
 def arm_of(run: Run) -> str:

@@ -95,3 +95,21 @@ def test_nothing_to_draw_is_said(found):
     empty = only(found, "drafter == 'none'")
     assert "No rounds" in lab.plot.accepted_by_position(empty).layout.annotations[0].text
     assert "No load" in lab.plot.verify_budget(pd.DataFrame()).layout.annotations[0].text
+
+
+@pytest.mark.parametrize(
+    ("figure", "lacks"),
+    [
+        ("accepted_by_position", "kind"),
+        ("accept_length_sweep", "block_size"),
+        ("reliability", "position"),
+        ("verify_budget", "num_requests"),
+        ("depth_sweep", "kind"),
+    ],
+)
+def test_a_table_of_something_else_is_named(figure, lacks):
+    draw = getattr(lab.plot, figure)
+    with pytest.raises(LabError, match=rf"the table has no column '{lacks}' \(it has a\); give what lab\..* returned"):
+        draw(pd.DataFrame({"a": [1]}))
+    with pytest.raises(LabError, match="3 is no table"):
+        draw(3)

@@ -2,6 +2,7 @@ SHELL := /bin/bash
 PY := .venv/bin/python
 PORT ?= 8888
 PART ?= one
+JOBS ?= 2
 
 .PHONY: help setup lab demo test check record clean
 
@@ -23,8 +24,8 @@ lab: setup  ## JupyterLab on the quickstart
 demo: setup  ## the main job without a browser: compare strategies here and as recorded on H200s, write TensorBoard
 	.venv/bin/dspark-lab demo
 
-test: setup  ## all tests: unit, notebooks, browser
-	$(PY) -m pytest -q
+test: setup  ## all tests: unit, notebooks, browser; JOBS=1 for one after the other
+	$(PY) -m pytest -q $(if $(filter 1,$(JOBS)),,-n $(JOBS) --dist loadfile)
 
 check: setup  ## ruff, pyright, import-linter
 	.venv/bin/ruff check .

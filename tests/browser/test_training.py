@@ -79,6 +79,6 @@ def test_stop_and_go_on(jupyter: str, page: Page, asked_outside: list[str], shot
 def test_what_fails_is_red(jupyter: str, page: Page, tmp_path: Path, shots: Path) -> None:
     open_with(page, jupyter, tmp_path / "root", "fails", "float('inf')")
     box = page.locator(".dspark-training")
-    expect(box.locator("[role=alert]")).to_contain_text("training diverged; choose a peak_lr below", timeout=60_000)
+    expect(box.locator("[role=alert]")).to_contain_text("peak_lr=inf is not a finite number", timeout=60_000)
     expect(box.get_by_text("failed,")).to_be_visible()
     page.screenshot(path=shots / "10_training_failed.png")

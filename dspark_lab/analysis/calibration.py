@@ -24,8 +24,7 @@ def calibration(rounds: ConfidenceRounds, table: StsTable, *, num_bins: int = NU
 
     ``rounds`` are a third split: neither what the drafter was trained on nor what the table was fitted on, which is refused.
     """
-    if not isinstance(table, StsTable):
-        raise LabError(f"table={shown(table)} is no STS table; lab.fit_sts(rounds) or lab.load_sts(path) gives one.")
+    _check_table(table)
     stages, happened = _prefixes(rounds, table), rounds.happened
     rows = []
     for k in range(rounds.block_size):
@@ -79,8 +78,8 @@ def _prefixes(rounds: ConfidenceRounds, table: StsTable | None) -> dict[str, np.
     """[N, γ] Π_{i≤k} c_i by stage. Refuses the rounds of the table's own fit."""
     if not isinstance(rounds, ConfidenceRounds):
         raise LabError(f"rounds={shown(rounds)} is no lab.ConfidenceRounds; Evaluation.confidence_rounds() gives some.")
-    if table is not None and not isinstance(table, StsTable):
-        raise LabError(f"table={shown(table)} is no STS table; lab.fit_sts(rounds) or lab.load_sts(path) gives one.")
+    if table is not None:
+        _check_table(table)
     stages = {"raw": np.cumprod(rounds.confidence, axis=1)}
     if table is not None:
         confidence = table.confidence(rounds)
@@ -99,3 +98,8 @@ def _wilson(share: float, n: int) -> tuple[float, float]:
     centre = (share + z2 / (2 * n)) / (1 + z2 / n)
     half = Z95 / (1 + z2 / n) * float(np.sqrt(share * (1 - share) / n + z2 / (4 * n * n)))
     return max(centre - half, 0.0), min(centre + half, 1.0)
+
+
+def _check_table(table: object) -> None:
+    if not isinstance(table, StsTable):
+        raise LabError(f"table={shown(table)} is no STS table; lab.fit_sts(rounds) or lab.load_sts(path) gives one.")

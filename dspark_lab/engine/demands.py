@@ -16,7 +16,7 @@ class Demands:
     sampled: bool = False
     """Some request samples; greedy ones beside it are rows with all their mass on one token."""
     cuts: bool = False
-    """Some request has a top-k or a top-p, which cost a sort."""
+    """Some request has a top-k or a top-p, which cost a search or a sort."""
     stop_token_ids: tuple[int, ...] = ()
     keep_rounds: bool = False
     """Drafts and confidences come to the host beside what was committed."""

@@ -12,7 +12,7 @@ from dspark_lab.config.kinds import shown
 from dspark_lab.device import resolve
 from dspark_lab.engine.decode import DecodeEngine
 from dspark_lab.engine.demands import Demands, sampling_of
-from dspark_lab.engine.request import Request, check_limit, check_prompt, check_prompts
+from dspark_lab.engine.request import Request, check_config, check_limit, check_prompt, check_prompts
 from dspark_lab.engine.results import RoundDetail
 from dspark_lab.engine.runnable import check_runnable
 from dspark_lab.ep.groups import ParallelGroups, process_groups
@@ -62,8 +62,7 @@ def generate(
     ``models`` are built from ``cfg`` where not given, and so are the ``groups`` of its ranks. Raises `LabError` before the first step for a prompt that cannot run
     and for ``max_new_tokens`` below 1 (None: the config's).
     """
-    if not isinstance(cfg, LabConfig):
-        raise LabError(f"cfg={shown(cfg)} is no LabConfig; lab.preset, lab.shipped and lab.load_pair make one.")
+    check_config(cfg)
     limit = cfg.engine.max_new_tokens if max_new_tokens is None else check_limit(max_new_tokens)
     check_prompts(prompts)
     for prompt in prompts:

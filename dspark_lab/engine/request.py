@@ -77,6 +77,12 @@ def check_limit(max_new_tokens: object) -> int:
     return max_new_tokens
 
 
+def check_config(cfg: object) -> None:
+    """Raises `LabError` for what is no config."""
+    if not isinstance(cfg, LabConfig):
+        raise LabError(f"cfg={shown(cfg)} is no LabConfig; lab.preset, lab.shipped and lab.load_pair make one.")
+
+
 def check_prompts(prompts: object) -> None:
     """Raises `LabError` unless ``prompts`` is a list of lists; a single prompt is told what to be."""
     if not isinstance(prompts, list | tuple):

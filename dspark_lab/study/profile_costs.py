@@ -19,7 +19,7 @@ from dspark_lab.config.kinds import is_int, shown
 from dspark_lab.device import environment, resolve, synchronize
 from dspark_lab.engine.decode import DecodeEngine
 from dspark_lab.engine.replays import RoundGraphs
-from dspark_lab.engine.request import workload
+from dspark_lab.engine.request import check_config, workload
 from dspark_lab.engine.rounds import Rounds
 from dspark_lab.errors import LabError
 from dspark_lab.models.batch import ForwardBatch
@@ -114,8 +114,7 @@ def profile_costs(
 
 def _points(cfg: LabConfig, requests: Sequence[int], tokens: Sequence[int] | None) -> list[tuple[int, int]]:
     """(requests, tokens) that can be measured, rising."""
-    if not isinstance(cfg, LabConfig):
-        raise LabError(f"cfg={shown(cfg)} is no LabConfig; lab.preset, lab.shipped and lab.load_pair make one.")
+    check_config(cfg)
     for name, values in (("requests", requests), ("tokens", tokens)):
         if isinstance(values, str) or not (
             isinstance(values, Sequence | np.ndarray) or (values is None and name == "tokens")

@@ -14,11 +14,10 @@ from dataclasses import dataclass
 import torch
 
 from dspark_lab.config import LabConfig
-from dspark_lab.config.kinds import shown
 from dspark_lab.config.parts import ONE_BY_ONE
 from dspark_lab.device import resolve
 from dspark_lab.engine.generate import generate
-from dspark_lab.engine.request import check_prompts
+from dspark_lab.engine.request import check_config, check_prompts
 from dspark_lab.errors import LabError
 from dspark_lab.models.drafter import Drafter
 from dspark_lab.models.weights import build
@@ -64,8 +63,7 @@ def slot_shift(cfg: LabConfig, prompts: Sequence[Sequence[int]], *, max_new_toke
     Real text is needed: on random ids a good drafter accepts as little as one read wrong. Raises `LabError` for drafters
     without a block, and for simulated acceptance.
     """
-    if not isinstance(cfg, LabConfig):
-        raise LabError(f"cfg={shown(cfg)} is no LabConfig; lab.load_pair(target, drafter) makes one.")
+    check_config(cfg)
     check_prompts(prompts)
     d, sim = cfg.model.drafter, cfg.engine.simulated_accept_length
     if d.drafter_kind in ONE_BY_ONE:

@@ -8,7 +8,8 @@ import pandas as pd
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
-from dspark_lab.view.theme import COLOURS, INK, message, titled
+from dspark_lab.view.drafting import finished
+from dspark_lab.view.theme import COLOURS, INK, message
 
 LOSSES = {
     "total": (INK, "solid", "total, weighted"),
@@ -43,5 +44,4 @@ def training_curves(history: pd.DataFrame | Any, *, title: str = "Training", lab
     figure.update_xaxes(title_text="step")
     figure.update_yaxes(title_text="nats, or as the loss has it", rangemode="tozero", col=1)
     figure.update_yaxes(title_text="tokens a round, bonus included", col=2)
-    figure.update_layout(showlegend=True, margin={"b": 92, "t": 84})
-    return titled(figure, title, label, height=400)
+    return finished(figure, title, [label])

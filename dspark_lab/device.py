@@ -39,7 +39,7 @@ def resolve(device: str, *, rank: int | None = None) -> torch.device:
         device = "cuda" if torch.cuda.is_available() else "cpu"
     if device == "cpu":
         return torch.device("cpu")
-    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    count = num_gpus()
     if count == 0:
         raise LabError(
             "device='cuda' was asked for and this machine has no GPU that torch can use; choose device='cpu' or 'auto'."
@@ -49,6 +49,11 @@ def resolve(device: str, *, rank: int | None = None) -> torch.device:
     if rank >= count:
         raise LabError(f"rank {rank} has no GPU of its own: there are {count}; choose a world size of at most {count}.")
     return torch.device("cuda", rank)
+
+
+def num_gpus() -> int:
+    """How many GPUs torch can use here."""
+    return torch.cuda.device_count() if torch.cuda.is_available() else 0
 
 
 def free_bytes(device: torch.device) -> int:

@@ -76,14 +76,28 @@ def copy_whole(parameter: Tensor, whole: Tensor) -> None:
         shard.copy(parameter, whole)
 
 
+class UnsetLinear(nn.Linear):
+    """A linear layer made without weights being drawn. (`torch.nn.utils.skip_init` imports the compiler: two seconds a process.)"""
+
+    def reset_parameters(self) -> None:
+        pass
+
+
+class UnsetEmbedding(nn.Embedding):
+    """A table made without weights being drawn."""
+
+    def reset_parameters(self) -> None:
+        pass
+
+
 def linear(in_features: int, out_features: int, *, bias: bool = False, **factory: Any) -> nn.Linear:
     """A linear layer whose weights are not set yet; every rank holds it whole."""
-    return nn.utils.skip_init(nn.Linear, in_features, out_features, bias=bias, **factory)  # pyright: ignore[reportReturnType]
+    return UnsetLinear(in_features, out_features, bias=bias, **factory)
 
 
 def embedding(rows: int, width: int, **factory: Any) -> nn.Embedding:
     """A table whose weights are not set yet; every rank holds it whole."""
-    return nn.utils.skip_init(nn.Embedding, rows, width, **factory)  # pyright: ignore[reportReturnType]
+    return UnsetEmbedding(rows, width, **factory)
 
 
 def column_linear(

@@ -1,4 +1,4 @@
-"""One job folder's process tree: torch.distributed.run over the ranks, watched, stopped, and never left behind. No torch here."""
+"""One job folder's process tree: the ranks below torch.distributed.run, or one rank; watched, stopped, never left behind. No torch."""
 
 from __future__ import annotations
 
@@ -23,9 +23,15 @@ GRACE_S = 3.0
 
 
 def agent_command(world_size: int, folder: Path) -> list[str]:
-    """Command line of the process that starts the ranks of the job in ``folder`` and ends when they have ended."""
+    """Command line of the process that starts the ranks of the job in ``folder`` and ends when they have ended.
+
+    One rank has nobody to meet and is started by itself: the agent would only import torch once more, some three seconds.
+    """
+    worker = ["-m", "dspark_lab.runs.worker", str(folder)]
+    if world_size == 1:
+        return [sys.executable, *worker]
     return [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nnodes=1", f"--nproc-per-node={world_size}",
-            "--max-restarts=0", "-m", "dspark_lab.runs.worker", str(folder)]  # fmt: skip
+            "--max-restarts=0", "--monitor-interval=0.05", *worker]  # fmt: skip
 
 
 class Launch:
@@ -38,6 +44,8 @@ class Launch:
         spec.save(folder)
         command = agent_command(spec.world_size, folder.resolve())
         env = {**os.environ, "DSPARK_LAB_PARENT": str(os.getpid()), "OMP_NUM_THREADS": "1"}
+        if spec.world_size == 1:
+            env |= {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"}
         if spec.arms[0].config.engine.device == "cpu":
             env["CUDA_VISIBLE_DEVICES"] = ""
         with open(folder / "agent.log", "wb") as log:
@@ -59,12 +67,14 @@ class Launch:
         """Looks after the tree once; True when all of it has ended."""
         self._remember()
         now = time.monotonic()
-        if self._agent.poll() is not None:
-            self._kill_tree()
-            return True
-        dead = [r for r in range(self.spec.world_size) if self._rank_is_dead(r)]
+        ranks = range(self.spec.world_size)
+        ended = self._agent.poll() is not None or all(map(self._finished, ranks))  # an agent takes its time to end
+        dead = [r for r in ranks if self._rank_is_dead(r)]
         if dead and self._dead_at is None:
             self._dead_at, self._dead_ranks = now, dead
+        if ended:
+            self._kill_tree()
+            return True
         if self._stopped_at is not None:
             self._signal_ranks()
         late = self._stopped_at is not None and now - self._stopped_at > KILL_AFTER_S
@@ -145,10 +155,7 @@ class Launch:
         process = self._rank_process(rank)
         if process is None:
             return not psutil.pid_exists(json.loads((self.folder / f"pid.rank{rank}.json").read_text())["pid"])
-        try:
-            return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
-        except psutil.NoSuchProcess:
-            return True
+        return _is_gone(process)
 
     def _finished(self, rank: int) -> bool:
         path = self.folder / f"result.rank{rank}.json"
@@ -172,10 +179,20 @@ class Launch:
     def _kill_tree(self) -> None:
         for process in self._tree.values():
             _send(process, signal.SIGKILL)
-        psutil.wait_procs(list(self._tree.values()), timeout=5)
         if self._agent.poll() is None:
             self._agent.kill()
         self._agent.wait()
+        end = time.monotonic() + 5
+        while time.monotonic() < end and not all(map(_is_gone, self._tree.values())):
+            time.sleep(0.01)
+
+
+def _is_gone(process: psutil.Process) -> bool:
+    """Whether it has ended; who reaps a rank whose agent was killed may take a second or two, which nobody need wait for."""
+    try:
+        return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
 
 
 def _send(process: psutil.Process, sig: signal.Signals) -> None:

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import shutil
 import tarfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from dspark_lab import device as hardware
 from dspark_lab.config import LabConfig
 from dspark_lab.errors import LabError, unknown
 from dspark_lab.runs.record import Run
@@ -38,10 +39,10 @@ def record(
     for name in only:
         if name not in todo:
             raise unknown("sheet", name, todo)
+    todo = {name: sheet for name, sheet in todo.items() if not only or name in only}
+    _check_gpus(todo)
     folder, archive = Path(out) / "recorded", Path(out) / f"recorded-{part}.tar"
     for name, sheet in todo.items():
-        if only and name not in only:
-            continue
         for configs in _by_ranks(sheet.configs):
             for run in _measured(replace(sheet, configs=configs), Path(out) / f".{name}", on_progress):
                 _keep(run, sheet, folder / recorded_name(name, run))
@@ -49,6 +50,18 @@ def record(
     if not folder.is_dir():
         raise LabError(f"part {part!r} recorded nothing.")
     return archive
+
+
+def _check_gpus(todo: Mapping[str, Sheet]) -> None:
+    """Raises `LabError` before anything is measured where a sheet wants more GPUs than there are."""
+    have = hardware.num_gpus()
+    for name, sheet in todo.items():
+        want = max((c.parallel.world_size for c in sheet.configs if c.engine.device == "cuda"), default=0)
+        if want > have:
+            raise LabError(
+                f"sheet {name!r} wants {want} GPUs, one a rank, and there {'is' if have == 1 else 'are'} {have}; choose sheets of "
+                "fewer ranks with only= (--only), or rehearse=True (--rehearse), which runs on this CPU."
+            )
 
 
 def _by_ranks(configs: Sequence[LabConfig]) -> list[tuple[LabConfig, ...]]:

@@ -179,18 +179,36 @@ def bfloat16(groups: ParallelGroups, device: torch.device) -> None:
             print(f"bfloat16 {name} attn_dp={dp}: {said}", flush=True)
 
 
+def shared(groups: ParallelGroups, device: torch.device) -> None:
+    """More ranks than GPUs: eager, over gloo, tokens of every dispatcher equal those of one rank, in float32."""
+    del groups
+    world = dist.get_world_size()
+    base = preset("tiny", device="cuda", batch_size=4, weights="random", buckets=(4, 8))
+    one = tokens(base, ParallelGroups())
+    for name, dp in layouts(world):
+        cfg = base.replace(ep_size=world, attn_dp=dp, dispatcher=name)
+        got = tokens(cfg, process_groups(cfg.parallel, device))
+        assert got == one, (name, dp, got, one)
+        if dist.get_rank() == 0:
+            print(f"shared {name} attn_dp={dp}: tokens equal", flush=True)
+
+
 CASES: dict[str, Callable[[ParallelGroups, torch.device], None]] = {
-    "graphs": graphs, "overflow": overflow, "engine": engine, "bfloat16": bfloat16,
+    "graphs": graphs, "overflow": overflow, "engine": engine, "bfloat16": bfloat16, "shared": shared,
 }  # fmt: skip
 
 
 def main() -> None:
-    device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+    case = sys.argv[1]
+    device = torch.device("cuda", int(os.environ["LOCAL_RANK"]) % torch.cuda.device_count())
     torch.cuda.set_device(device)
-    dist.init_process_group("nccl", device_id=device)
+    if case == "shared":  # NCCL refuses two ranks on one GPU
+        dist.init_process_group("gloo")
+    else:
+        dist.init_process_group("nccl", device_id=device)
     groups = process_groups(ParallelConfig(ep_size=dist.get_world_size()), device)
     with torch.inference_mode():
-        CASES[sys.argv[1]](groups, device)
+        CASES[case](groups, device)
     torch.cuda.synchronize()
     forget_buffers()
     dist.barrier()

@@ -6,11 +6,13 @@ signals) start ranks as users do.
 
 from __future__ import annotations
 
+import importlib
 import os
 import socket
 import sys
 from pathlib import Path
 
+from dspark_lab.runs.spec import JobSpec
 from dspark_lab.runs.worker import main
 
 
@@ -23,6 +25,8 @@ def free_port() -> int:
 def forked(world_size: int, folder: Path) -> int:
     """Runs the ranks of the job in ``folder``; 0 where all of them ended well."""
     group = {"WORLD_SIZE": str(world_size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    if JobSpec.load(folder).profile_steps:
+        importlib.import_module("torch._inductor")  # as the profiler does, for seconds, in each process that has not
     pids = []
     for rank in range(world_size):
         pid = os.fork()

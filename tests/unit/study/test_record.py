@@ -107,3 +107,12 @@ def test_a_rehearsal_runs_anywhere(tmp_path) -> None:
     assert {c.engine.device for c in sheet.configs} == {"cpu"}
     assert {c.parallel.ep_size for c in sheet.configs} == {1, 2, 4}
     assert len(sheet.configs) < len(sheets("ep4")["ep4-small"].configs)
+
+
+def test_too_few_gpus_are_told_before_anything_is_measured(tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr("dspark_lab.device.num_gpus", lambda: 2)
+    with pytest.raises(
+        LabError, match=r"sheet 'ep8-small' wants 8 GPUs, one a rank, and there are 2; choose .*rehearse"
+    ):
+        record("ep8", out=tmp_path)
+    assert not list(tmp_path.iterdir())

@@ -190,13 +190,15 @@ class Run:
             rows = self.steps[(self.steps["profiled"] == profiled) & (self.steps["step"] >= skip)]
             p = self.config.parallel
             counted = "first" if p.attn_dp == 1 else "sum"
-            steps = rows.groupby(["process", "repeat", "step"], as_index=False).agg(
-                step_us=("step_us", "max"),
-                step_us_mean_ranks=("step_us", "mean"),
-                host_us=("host_us", "max"),
-                num_requests=("num_requests", counted),
-                num_committed=("num_committed", counted),
-            )
+            by_step = rows.groupby(["process", "repeat", "step"])
+            columns = {
+                "step_us": by_step["step_us"].max(),
+                "step_us_mean_ranks": by_step["step_us"].mean(),
+                "host_us": by_step["host_us"].max(),
+                "num_requests": by_step["num_requests"].agg(counted),
+                "num_committed": by_step["num_committed"].agg(counted),
+            }
+            steps = pd.DataFrame(columns).reset_index()
             if p.attn_dp > 1:  # each of the ranks that serve the same requests has counted them
                 steps[["num_requests", "num_committed"]] //= p.rows_ranks
             self._step_us[profiled, skip] = steps

@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 import sys
 import tempfile
+import warnings
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -53,9 +54,10 @@ class ProfiledGuard:
         self._profiler = torch.profiler.profile(
             activities=[torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA],
             with_stack=self.stacks,
-            acc_events=True,  # without it torch warns of cycles, and there is one
         )
-        self._profiler.__enter__()
+        with warnings.catch_warnings():  # of cycles, and there is one; acc_events=True reads every event in Python
+            warnings.filterwarnings("ignore", message=".*clears events at the end of each cycle")
+            self._profiler.__enter__()
         self._waits.__enter__()
         return self
 

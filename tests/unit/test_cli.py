@@ -2,28 +2,52 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
+import signal
 import subprocess
 import sys
+from contextlib import chdir, redirect_stderr, redirect_stdout
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 
+from dspark_lab.cli import main
 from dspark_lab.cli.printing import show
 
 PARITY = Path(__file__).parents[1] / "data" / "parity" / "qwen3_vanilla_b5"
 H200 = Path(__file__).parents[1] / "data" / "traces" / "h200"
 
 
-def lab(*args: object, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+def lab_process(*args: object, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+    """The command in a process of its own, as a person starts it."""
     env = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "COLUMNS": "400"}
     command = [sys.executable, "-m", "dspark_lab", *map(str, args)]
     return subprocess.run(command, capture_output=True, text=True, cwd=cwd, env=env, timeout=240)
 
 
+def lab(*args: object, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+    """The same in this process, which has imported everything: what it printed and would exit with."""
+    out, err, handler = io.StringIO(), io.StringIO(), signal.getsignal(signal.SIGTERM)
+    argv = ["dspark-lab", *map(str, args)]
+    try:
+        with (
+            patch.object(sys, "argv", argv), patch.dict(os.environ, {"COLUMNS": "400"}),
+            redirect_stdout(out), redirect_stderr(err), chdir(cwd or Path.cwd()),
+        ):  # fmt: skip
+            main()
+        code = 0
+    except SystemExit as e:
+        code = int(e.code or 0)
+    finally:
+        signal.signal(signal.SIGTERM, handler)
+    return subprocess.CompletedProcess(argv, code, out.getvalue(), err.getvalue())
+
+
 def test_compare_prints_its_shape(tmp_path) -> None:
-    out = lab(
+    out = lab_process(
         "compare",
         "--alloc",
         "none,blocking,on_demand",
@@ -109,6 +133,13 @@ def test_trace_summary_prints_its_shape() -> None:
     assert len(json.loads(folder.stdout)["ranks"]) == 2
 
 
+def test_a_process_of_its_own_exits_with_2(tmp_path) -> None:
+    out = lab_process("run", "--set", "batchsize=2", cwd=tmp_path)
+    assert (out.returncode, out.stdout) == (2, "")
+    assert out.stderr.startswith("dspark-lab: ")
+    assert len(out.stderr.splitlines()) == 1
+
+
 @pytest.mark.parametrize("command", [["recorded"], ["doctor"]])
 def test_tables_as_text_and_json(command: list[str]) -> None:
     assert lab(*command).returncode == 0
@@ -161,7 +192,8 @@ def generate_with(ids: str = "1,2", target: str = "target", *more: object) -> li
     ],
 )  # fmt: skip
 def test_bad_input_is_one_line_and_exits_with_2(args: list[object], said: str, tmp_path) -> None:
-    out = lab(*args, cwd=tmp_path)
+    without_gpu = said in ("cuda", "use_graph=True")  # legal where there is one
+    out = (lab_process if without_gpu else lab)(*args, cwd=tmp_path)
     assert out.returncode == 2, (out.returncode, out.stderr)
     assert said in out.stderr
     assert "Traceback" not in out.stderr

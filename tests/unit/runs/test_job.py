@@ -79,8 +79,9 @@ def test_ep_size_never_changes_a_token(weights: str, tmp_path, forked_ranks) -> 
     cfg = lab.preset("tiny", device="cpu", weights=weights, batch_size=3)
     with forked_ranks():
         runs = lab.sweep(
-            cfg, ep_size=[1, 2, 4], alloc=["on_demand"], num_steps=8, repeats=1, profile_steps=2, out=tmp_path / "out"
-        )
+            cfg, ep_size=[1, 2, 4], alloc=["on_demand"], num_steps=8, repeats=1,
+            profile_steps=2 * (weights == "random"), out=tmp_path / "out",
+        )  # fmt: skip
     assert [r.config.parallel.ep_size for r in runs] == [1, 2, 4]
     assert len({r.outputs["digest"] for r in runs}) == 1
     for run in runs:
@@ -89,7 +90,7 @@ def test_ep_size_never_changes_a_token(weights: str, tmp_path, forked_ranks) -> 
         # each rank holds only its experts' bytes, and sends what a ring all-reduce sends
         assert {e["expert_bytes"] for e in run.ep} == {runs[0].ep[0]["expert_bytes"] // n}
         assert all((e["bytes_sent"] == 0) == (n == 1) for e in run.ep)
-        if n > 1:
+        if n > 1 and weights == "random":
             assert len(run.trace_paths) == n
             names = set(open_trace(run.trace_paths[0]).phases()["name"])
             assert {"ep::dispatch", "ep::combine"} <= names

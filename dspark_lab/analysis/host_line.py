@@ -139,7 +139,7 @@ class HostLine:
             late = (until - ends[mine])[(ends[mine] > self.start[mine]) & (until >= ends[mine])]
             self.cost[mine], self.back[mine] = usual, int(np.median(late)) if len(late) else _RETURN_NS
         calls = line.trace.linked.calls
-        looks = looks_of(self.waits, line.trace.linked)
+        looks = looks_of(self.waits, line.trace.linked.polls, line.trace.linked.calls)
         self._looks: dict[int, tuple[np.ndarray, np.ndarray]] = {}
         apart: list[np.ndarray] = []
         for k in is_wait:

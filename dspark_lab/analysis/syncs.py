@@ -167,7 +167,8 @@ def event_age(line: DeviceLine) -> tuple[float, str]:
         return float("nan"), ""
     back = rows["ts_ns"].to_numpy() + (rows["dur_us"].to_numpy() * 1000).round().astype(np.int64)
     unseen = back - _RETURN_NS  # what was done by then, it would have come back for earlier
-    looks, asked = looks_of(waits, line.trace.linked), line.trace.linked.calls["ts_ns"].to_numpy()
+    linked = line.trace.linked
+    looks, asked = looks_of(waits, linked.polls, linked.calls), linked.calls["ts_ns"].to_numpy()
     for k, w in enumerate(np.flatnonzero(mine).tolist()):
         if w in looks:
             unseen[k] = asked[looks[w][-2]] if len(looks[w]) > 1 else back[k]

@@ -126,8 +126,8 @@ class Decoder(nn.Module):
         self, batch: ForwardBatch, cache: KVCache, capture_layers: tuple[int, ...] = ()
     ) -> tuple[Tensor, list[Tensor]]:
         """Final-normed hidden [T, H], and the raw outputs [T, H] of ``capture_layers`` (−1: the embedding)."""
-        if fused.suits_decode(self, batch):
-            return fused.run(self, batch, cache, capture_layers)
+        if self.runs_fused and fused.few_rows(batch):
+            return self._run_fused(batch, cache, capture_layers)
         x = self.embed_tokens(batch.input_ids)
         rows = rows_of(batch, cache, self.rope, self.cfg, self.dtype)
         captured = [x] if -1 in capture_layers else []
@@ -136,6 +136,35 @@ class Decoder(nn.Module):
             if i in capture_layers:
                 captured.append(x)
         return self.norm(x), captured
+
+    @property
+    def runs_fused(self) -> bool:
+        """Whether decode rows go through fused kernels: bfloat16 on CUDA, and attention weights that lie side by side."""
+        on = fused.ENABLED and self.device.type == "cuda" and self.dtype == torch.bfloat16
+        return on and all(layer.self_attn.qkv_weight is not None for layer in self.decoder_layers)
+
+    def _run_fused(
+        self, batch: ForwardBatch, cache: KVCache, capture_layers: tuple[int, ...]
+    ) -> tuple[Tensor, list[Tensor]]:
+        """`run`, with the residual sums inside the norms, and the norms inside the products that follow them.
+
+        Layer i's raw output is the sum that the next norm makes.
+        """
+        x, residual = self.embed_tokens(batch.input_ids), None
+        captured = [x] if -1 in capture_layers else []
+        slots, inv_freq = batch.token_slots, self.rope.inv_freq
+        for i, layer in enumerate(self.decoder_layers):
+            assert layer.self_attn.qkv_weight is not None
+            qkv, residual = fused.norm_product(x, residual, layer.input_layernorm, layer.self_attn.qkv_weight)
+            if i and i - 1 in capture_layers:
+                captured.append(residual)
+            x = fused.attend(layer.self_attn, qkv, i, batch, slots, cache, inv_freq)
+            norm = layer.post_attention_layernorm
+            x, residual = layer.mlp.behind_norm(x, residual, norm.weight, norm.eps, batch)
+        hidden, residual = add_rms_norm(x, residual, self.norm.weight, self.norm.eps)
+        if len(self.layers) - 1 in capture_layers:
+            captured.append(residual)
+        return hidden, captured
 
 
 @dataclass(frozen=True, kw_only=True)

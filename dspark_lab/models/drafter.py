@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 
 from dspark_kernels.markov import markov_walk
+from dspark_kernels.norm import add_rms_norm
+from dspark_kernels.qkv import k_norm_rope_write
 from dspark_lab.config.parts import ModelConfig
 from dspark_lab.ep.experts import ExpertGroup
 from dspark_lab.ep.groups import ONE_RANK, RankGroup
@@ -76,8 +78,8 @@ class Drafter(Decoder):
 
         ``tokens`` [T] are for other kinds of drafters; this one reads hidden states alone.
         """
-        if fused.suits(aux) and all(layer.self_attn.qkv_weight is not None for layer in self.decoder_layers):
-            fused.write_context(self, aux, slots, positions, cache)
+        if self.runs_fused and fused.suits(aux):
+            self._write_context_fused(aux, slots, positions, cache)
             return
         context = self.hidden_norm(self.fc(aux))
         cos, sin = self.rope(positions, context.dtype)
@@ -85,6 +87,16 @@ class Drafter(Decoder):
             assert isinstance(layer, DecoderLayer)
             k, v = layer.self_attn.keys_values(context, cos, sin)
             cache.write(i, slots, positions, k, v)
+
+    def _write_context_fused(self, aux: Tensor, slots: Tensor, positions: Tensor, cache: KVCache) -> None:
+        fc = fused.product(aux, self.fc.weight)
+        context, _ = add_rms_norm(fc, None, self.hidden_norm.weight, self.hidden_norm.eps)
+        for i, layer in enumerate(self.decoder_layers):
+            attention = layer.self_attn
+            assert attention.qkv_weight is not None
+            kv = fused.product(context, attention.qkv_weight[attention.num_heads * attention.head_dim :])
+            weight, eps = attention.k_norm.weight, attention.k_norm.eps
+            k_norm_rope_write(kv, weight, positions, self.rope.inv_freq, slots, cache.k[i], cache.v[i], eps)
 
     def forward(self, batch: ForwardBatch, cache: KVCache) -> Tensor:
         """Hidden states [B, γ, H] of the block after the final norm, of the rows that predict: the k-th the token at anchor + k.

@@ -4,15 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 import pandas as pd
 
 from dspark_lab.trace.events import named
-
-if TYPE_CHECKING:
-    from dspark_lab.trace.launches import Linked
 
 #: Looks further apart than this are no wait: the thread did something else between.
 APART_NS = 2_000_000
@@ -55,7 +51,7 @@ class Runs:
 
 
 def poll_runs(calls: pd.DataFrame) -> Runs:
-    """Runs of ``calls`` (of ``Linked``) that are waits by polling.
+    """Runs of ``calls`` (of `launches.Linked`) that are waits by polling.
 
     A run: the same query again and again on one thread that launches work (a watchdog's does not), in one step, with no other call
     between and looks at most ``APART_NS`` apart. The trace does not tell what a query answered, so looks behind one call, the same each time, are
@@ -97,14 +93,13 @@ def _behind(seen: np.ndarray, look: np.ndarray, tid: np.ndarray, name: np.ndarra
     return np.where(known, name[np.maximum(at, 0)], -1)
 
 
-def looks_of(waits: pd.DataFrame, linked: Linked) -> dict[int, np.ndarray]:
-    """The calls (rows of ``linked.calls``) of each wait by polling, by its row in ``waits``."""
-    runs = linked.polls
+def looks_of(waits: pd.DataFrame, runs: Runs, calls: pd.DataFrame) -> dict[int, np.ndarray]:
+    """The looks (rows of ``calls``, whose ``runs`` these are) of each wait by polling, by its row in ``waits``."""
     if not len(runs):
         return {}
-    tid, start = (linked.calls[c].to_numpy() for c in ("tid", "ts_ns"))
+    tid, start = (calls[c].to_numpy() for c in ("tid", "ts_ns"))
     row = {(int(tid[c]), int(start[c])): c for c in runs.first.tolist()}
-    calls = runs.by_first()
+    looks = runs.by_first()
     polled = np.flatnonzero((waits["num_looks"] > 0).to_numpy())
     at = zip(polled.tolist(), waits["tid"].to_numpy()[polled].tolist(), waits["ts_ns"].to_numpy()[polled].tolist(), strict=True)  # fmt: skip
-    return {w: calls[row[t, s]] for w, t, s in at}
+    return {w: looks[row[t, s]] for w, t, s in at}

@@ -6,7 +6,9 @@ import os
 import platform
 import subprocess
 import sys
-from contextlib import AbstractContextManager, nullcontext
+import warnings
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from datetime import UTC, datetime
 from importlib import metadata
 from typing import Any
@@ -28,6 +30,17 @@ def name_phases(on: bool) -> None:
 def phase(name: str) -> AbstractContextManager[Any]:
     """A range such as ``dspark::draft`` in the trace; nothing at all outside a capture."""
     return record_function(name) if _named_phases else nullcontext()
+
+
+@contextmanager
+def one_cycle() -> Iterator[None]:
+    """Around a profiler that keeps one cycle: torch before 2.13 warns then that others are not kept.
+
+    ``acc_events=True`` would silence it too, and reads every event in Python: seconds a capture.
+    """
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*clears events at the end of each cycle")
+        yield
 
 
 def resolve(device: str, *, rank: int | None = None) -> torch.device:

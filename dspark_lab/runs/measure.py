@@ -142,11 +142,14 @@ def captured_block(
     hardware.synchronize(engine.device)
     hardware.name_phases(True)
     try:
-        with profile(
-            activities=activities,
-            schedule=schedule(wait=0, warmup=CAPTURE_WARMUP, active=num_steps, repeat=1),
-            on_trace_ready=lambda p: _save_trace(p, path),
-        ) as prof:  # not acc_events: it reads every event in Python, for seconds
+        with (
+            hardware.one_cycle(),
+            profile(
+                activities=activities,
+                schedule=schedule(wait=0, warmup=CAPTURE_WARMUP, active=num_steps, repeat=1),
+                on_trace_ready=lambda p: _save_trace(p, path),
+            ) as prof,
+        ):
             prof.add_metadata_json("dspark_lab", '{"profiled": true}')
             clock = _HostClock()
             for i in range(CAPTURE_WARMUP + num_steps):

@@ -8,7 +8,6 @@ from __future__ import annotations
 import re
 import sys
 import tempfile
-import warnings
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -20,6 +19,7 @@ import numpy as np
 import pandas as pd
 import torch
 
+from dspark_lab.device import one_cycle
 from dspark_lab.errors import LabError
 from dspark_lab.guards import GuardError, HostSyncGuard
 from dspark_lab.guards.sites import is_user_file
@@ -55,8 +55,7 @@ class ProfiledGuard:
             activities=[torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA],
             with_stack=self.stacks,
         )
-        with warnings.catch_warnings():  # of cycles, and there is one; acc_events=True reads every event in Python
-            warnings.filterwarnings("ignore", message=".*clears events at the end of each cycle")
+        with one_cycle():
             self._profiler.__enter__()
         self._waits.__enter__()
         return self

@@ -9,6 +9,7 @@ import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
 from dspark_lab.view.drafting import finished
+from dspark_lab.view.rows import rows_with
 from dspark_lab.view.theme import COLOURS, INK, message
 
 LOSSES = {
@@ -25,7 +26,7 @@ def training_curves(history: pd.DataFrame | Any, *, title: str = "Training", lab
 
     ``history``: what `lab.train_drafter` returned, or its ``history``. ``label`` says source and device.
     """
-    table = history if isinstance(history, pd.DataFrame) else history.history
+    table = rows_with(getattr(history, "history", history), "step", of="lab.train_drafter")
     label = label or ("" if isinstance(history, pd.DataFrame) else f"measured · {history.device}")
     if not len(table):
         return message(title, "No step has been logged yet.", height=400)

@@ -32,6 +32,12 @@ __all__ = [
     "accept_length_sweep", "acceptance", "accepted_by_position", "break_even", "budget_worth", "causes", "comparison", "depth_sweep", "edits", "ep_lanes", "ep_sweep", "ep_traffic", "expert_heatmap", "host_work", "latency", "launch_lead", "reliability", "step_costs", "step_parts", "step_strip", "timeline", "training_curves", "verify_budget", "verify_lengths", "waits",
 ]  # fmt: skip
 
+
+def __dir__() -> list[str]:
+    """What a notebook lists behind ``lab.plot.``: figures alone."""
+    return __all__
+
+
 MAX_POINTS = 1500
 """Points drawn of one run; more are thinned evenly, and the figure says so."""
 

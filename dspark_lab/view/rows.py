@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, cast
 
 import pandas as pd
@@ -28,6 +29,13 @@ def rows_with(table: Any, *columns: str, of: str) -> pd.DataFrame:
         there = ", ".join(map(str, table.columns)) or "none"
         raise LabError(f"the table has no column {missing[0]!r} (it has {there}); give what {of} returned.")
     return table
+
+
+def by_name(given: Any, what: str) -> Mapping[str, Any]:
+    """``given`` where it holds ``what`` by a name. Raises `LabError` for what is no mapping."""
+    if not isinstance(given, Mapping):
+        raise LabError(f"{shown(given)} is no mapping; give {what} by a name: {{'a name': …}}.")
+    return given
 
 
 def arm_of(run: Run) -> str:

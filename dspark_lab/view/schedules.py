@@ -9,10 +9,12 @@ import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 
+from dspark_lab.config.kinds import shown
 from dspark_lab.errors import LabError
 from dspark_lab.plan.costs import Costs
 from dspark_lab.plan.schedule import best_budget, early_stop, objective
 from dspark_lab.plan.sps import SpsProfile
+from dspark_lab.view.rows import by_name, rows_with
 from dspark_lab.view.theme import COLOURS, FAINT, INK, message, stroke, titled
 
 LINES = [COLOURS[k] for k in ("compute", "wait", "draft", "communication", "copy", "verify", "host")]
@@ -23,6 +25,8 @@ def step_costs(profile: SpsProfile, costs: Costs | None = None, *, title: str = 
     """Measured points of ``profile``, ms against rows of the verify forward, a colour a number of requests; as lines what
     ``costs`` says of them (``profile.additive()``, say), which is what a scheduler reads.
     """
+    if not isinstance(profile, SpsProfile):
+        raise LabError(f"{shown(profile)} is no cost profile; lab.profile_costs and lab.load_sps give one.")
     figure = go.Figure()
     for at, num_requests in enumerate(sorted(set(profile.requests))):
         points = [(b, s) for r, b, s in zip(profile.requests, profile.tokens, profile.seconds, strict=True) if r == num_requests]  # fmt: skip
@@ -48,7 +52,7 @@ def budget_worth(survivals: np.ndarray, costs: Mapping[str, Costs], *, title: st
 
     ``survivals`` [R, γ] as `plan.schedule.survival` gives them.
     """
-    if not costs:
+    if not by_name(costs, "cost tables"):
         return message(title, "No cost table was given.")
     figure = go.Figure()
     for at, (name, table) in enumerate(costs.items()):
@@ -74,7 +78,9 @@ def verify_lengths(generated: Mapping[str, Any], *, title: str = "What is verifi
     holds lists of what `lab.generate` gives by a name. Raises `LabError` where one of them holds no rounds.
     """
     figure = go.Figure()
-    for at, (name, made) in enumerate(generated.items()):
+    for at, (name, made) in enumerate(by_name(generated, "lists of what lab.generate returns").items()):
+        if not isinstance(made, Sequence) or not all(hasattr(one, "proposal_lengths") for one in made):
+            raise LabError(f"{name!r} holds {shown(made)}; give a list of what lab.generate returns.")
         rows = [np.asarray(one.proposal_lengths) + 1 for one in made]
         if not rows or not max(map(len, rows)):
             raise LabError(f"{name!r} has no rounds; generate with speculation.")
@@ -97,7 +103,9 @@ def break_even(
     the speed-up is how many times above. ``tables``: rows as `lab.speculation` gives them by a name; a column ``point`` says
     what each is called (the batch, where there is none).
     """
-    if not tables or not sum(map(len, tables.values())):
+    for table in by_name(tables, "rows of lab.speculation").values():
+        rows_with(table, "break_even", "accept_length", of="lab.speculation")
+    if not sum(map(len, tables.values())):
         return message(title, "No pair of runs with and without drafts.")
     filled = pd.concat([t[["break_even", "accept_length"]] for t in tables.values()])
     right, top = 1.5 * float(filled["break_even"].max()), 1.15 * float(filled["accept_length"].max())

@@ -17,7 +17,7 @@ from dspark_lab.errors import LabError
 from dspark_lab.runs.record import Run, as_runs
 from dspark_lab.trace import open_trace
 from dspark_lab.view.rows import FEW, arm_of
-from dspark_lab.view.source import trace_label
+from dspark_lab.view.source import one_rank, trace_label
 from dspark_lab.view.theme import COLOURS, FAINT, INK, joined, message, signed, stroke, titled
 
 SKIP = 2
@@ -189,7 +189,7 @@ def launch_lead(
     without = [n for n in opened if n not in names]
     if not isinstance(captures, Mapping):
         drawn = {arm for arm, _, _ in opened.values()}
-        without += [arm_of(r) for r in captures if r.role == "arm" and arm_of(r) not in drawn]
+        without += [arm_of(r) for r in as_runs(captures) if r.role == "arm" and arm_of(r) not in drawn]
     notes = [f"no capture of: {', '.join(dict.fromkeys(without))}"] * bool(without)
     return titled(figure, title, " · ".join([joined(label for _, _, label in opened.values()), *notes]), height=400)
 
@@ -232,7 +232,7 @@ def _opened(captures: Mapping[str, Any] | Sequence[Run]) -> dict[str, tuple[str,
     """Name to arm, traces of its ranks, and label."""
     if isinstance(captures, Mapping):
         return {n: (n, ranks, trace_label(ranks[0])) for n, ranks in ((n, _ranks(t)) for n, t in captures.items())}
-    runs = sorted((r for r in captures if r.role == "arm" and r.trace_paths), key=_order)
+    runs = sorted((r for r in as_runs(captures) if r.role == "arm" and r.trace_paths), key=_order)
     out: dict[str, tuple[str, list[Any], str]] = {}
     for name, run in zip(_names(runs), runs, strict=True):
         out[name] = (arm_of(run), _ranks(open_trace(run)), run.label.rsplit(", ", 1)[0] + ", profiled")
@@ -254,4 +254,5 @@ def _names(runs: Sequence[Run]) -> list[str]:
 
 
 def _ranks(opened: Any) -> list[Any]:
+    one_rank(opened)  # or it is no trace, and that is said
     return [opened] if hasattr(opened, "events") else list(cast("Mapping[int, Any]", opened).values())

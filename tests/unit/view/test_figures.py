@@ -214,3 +214,15 @@ def test_maps_of_too_many_runs_are_asked_for_by_fewer() -> None:
     assert "give at most 6" in said
     with pytest.raises(lab.LabError, match="who='nobody'"):
         lab.plot.expert_heatmap([], who="nobody")
+
+
+@pytest.mark.parametrize("given", [None, 3, "x", [1], np.zeros(3), {"a": 3}, {"a": [1]}], ids=repr)
+@pytest.mark.parametrize("name", ["break_even", "launch_lead", "step_costs", "training_curves", "verify_lengths"])
+def test_what_no_figure_can_be_of_is_named(name: str, given: Any) -> None:
+    with pytest.raises(LabError, match=r"; (give|lab\.|pass)"):
+        getattr(lab.plot, name)(given)
+
+
+def test_a_notebook_lists_figures_alone() -> None:
+    assert dir(lab.plot) == sorted(lab.plot.__all__)
+    assert "titled" not in dir(lab.plot)

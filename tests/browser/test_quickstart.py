@@ -90,7 +90,9 @@ def test_quickstart(jupyter: str, page: Page, asked_outside: list[str], shots: P
     panel.select("Recording").select_option("h200-moe")  # the engine's own recordings beside the captures of before
     expect(panel.sentence).to_contain_text("blocking: step 3.357")
     panel.select("Recording").select_option("small")
-    panel.select("Batch size").select_option("8")
+    panel.select("Batch size").select_option("8")  # at once, not waiting for the answer
+    expect(panel.sentence).to_contain_text("blocking: step 3.367 ms")
+    expect(panel.select("Batch size").locator("option:checked")).to_have_text("8")
     expect(panel.plot).to_contain_text("No capture ships")
     panel.shot(shots / "1_recorded_no_capture.png")
     panel.select("Batch size").select_option("1")

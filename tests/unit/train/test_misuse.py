@@ -105,7 +105,10 @@ def test_a_state_that_is_none_is_named(begun: Path, left: bytes | None, tmp_path
         train(tmp_path / "d")
 
 
-def test_an_interrupt_keeps_the_step_at_hand(tmp_path: Path) -> None:
+def test_an_interrupt_keeps_the_step_at_hand(tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    handler = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
+    request.addfinalizer(lambda: signal.signal(signal.SIGINT, handler))
+
     def interrupt(at: Any) -> None:
         if at.step == 2:
             os.kill(os.getpid(), signal.SIGINT)

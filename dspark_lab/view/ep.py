@@ -165,7 +165,7 @@ def _lines(arms: Sequence[Run]) -> dict[str, list[Run]]:
     sizes, strategies = len({r.config.engine.batch_size for r in arms}) > 1, len({arm_of(r) for r in many}) > 1
     alike = {r.config.parallel.dispatcher for r in many if r.config.parallel.attn_dp == 1}
     lines: dict[str, list[Run]] = {}
-    for r in many:
+    for r in sorted(many, key=lambda r: r.config.engine.batch_size):  # as numbers: names have batch 32 before 8
         p, e = r.config.parallel, r.config.engine
         parts = [arm_of(r)] * strategies
         if p.ep_size > 1:

@@ -10,6 +10,7 @@ import pytest
 from dspark_lab.config import preset
 from dspark_lab.errors import LabError
 from dspark_lab.runs import store
+from dspark_lab.runs.store import recorded_runs
 from dspark_lab.view.panel import Panel, panel
 from tests.unit.view.conftest import FakeJob, measured
 
@@ -139,3 +140,10 @@ def test_one_dispatcher_with_rows_alike_and_apart_is_two_lines() -> None:
         cfg = preset("small", ep_size=2, attn_dp=dp, dispatcher="symm_mem", alloc="on_demand")
         runs.append(measured("none", ms=2.0 + dp, name=f"dp{dp}", config=cfg))
     assert [t.name for t in ep_sweep(runs).data] == ["symm_mem, contiguous", "symm_mem, contiguous, attention DP"]
+
+
+def test_lines_come_by_batch_size_as_a_number() -> None:
+    from dspark_lab.view.ep import ep_sweep
+
+    runs = [r for r in recorded_runs(preset="small", alloc="blocking") if r.name.startswith("ep4-small-ep")]
+    assert [t.name.rsplit(" ", 1)[1] for t in ep_sweep(runs).data] == ["1", "8", "32"]

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import os
-import time
 from pathlib import Path
 
-import psutil
 import pytest
 
 import dspark_lab as lab
 from dspark_lab.errors import RunFailed
+from tests.unit.runs import alive
 
 LIMIT_S = 6.0  # a killed rank and one that raises are in test_job.py
 FAULTS = {
@@ -20,28 +19,15 @@ FAULTS = {
 }
 
 
-def ranks_left() -> list[str]:
-    """Command lines of workers below this process that are still alive after a moment."""
-    end = time.monotonic() + 5
-    while True:
-        left = []
-        for p in psutil.Process().children(recursive=True):
-            try:
-                left.append(" ".join(p.cmdline()))
-            except psutil.Error:
-                continue
-        left = [line for line in left if "dspark_lab.runs.worker" in line]
-        if not left or time.monotonic() > end:
-            return left
-        time.sleep(0.1)
-
-
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_fault_ends_in_an_error(fault: str, tmp_path, monkeypatch, forked_ranks) -> None:
     here = str(Path(__file__).parent)
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([here, os.environ.get("PYTHONPATH", "")]))
     cfg = lab.preset("tiny", device="cpu", ep_size=2, batch_size=3, dispatcher=f"faults:{fault}", weights="random")
-    with forked_ranks(), pytest.raises(RunFailed, match=FAULTS[fault]) as caught:
-        lab.start([cfg], num_steps=100_000, profile_steps=0, wait_limit_s=LIMIT_S, out=tmp_path / "out").wait(90)
+    with forked_ranks():
+        job = lab.start([cfg], num_steps=100_000, profile_steps=0, wait_limit_s=LIMIT_S, out=tmp_path / "out")
+        assert alive.begin(tmp_path)
+        with pytest.raises(RunFailed, match=FAULTS[fault]) as caught:
+            job.wait(90)
     assert "\n" not in str(caught.value)
-    assert not ranks_left()
+    assert alive.all_end(tmp_path)

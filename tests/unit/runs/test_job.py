@@ -15,27 +15,9 @@ import dspark_lab as lab
 from dspark_lab.errors import LabError, RunFailed
 from dspark_lab.runs.job import Job
 from dspark_lab.trace import open_trace
+from tests.unit.runs import alive
 
 ARMS = ["none", "blocking", "non_blocking", "on_demand"]
-
-
-def no_rank_is_left() -> bool:
-    """Whether no process of a job of this test process is alive."""
-    end = time.monotonic() + 5
-    while time.monotonic() < end:
-        if not any(
-            "dspark_lab.runs.worker" in " ".join(_cmdline(p)) for p in psutil.Process().children(recursive=True)
-        ):
-            return True
-        time.sleep(0.1)
-    return False
-
-
-def _cmdline(p: psutil.Process) -> list[str]:
-    try:
-        return p.cmdline()
-    except psutil.Error:
-        return []
 
 
 def wait_for_step(job: Job, step: int = 8) -> None:
@@ -101,6 +83,7 @@ def test_ep_size_never_changes_a_token(weights: str, tmp_path, forked_ranks) -> 
 def test_stop_keeps_what_was_measured(tmp_path) -> None:
     job = lab.start([lab.preset("tiny", device="cpu", ep_size=2)], num_steps=100_000, out=tmp_path / "out")
     wait_for_step(job)
+    assert alive.alive(tmp_path)
     asked = time.monotonic()
     job.stop()
     (run,) = job.wait(20)
@@ -108,13 +91,14 @@ def test_stop_keeps_what_was_measured(tmp_path) -> None:
     assert job.poll().state == "stopped"
     assert run.status == "stopped"
     assert len(run.steps) > 4
-    assert no_rank_is_left()
+    assert alive.all_end(tmp_path)
 
 
 @pytest.mark.parametrize("victim", ["rank", "agent"])
 def test_a_killed_process_ends_the_job_with_its_name(victim: str, tmp_path) -> None:
     job = lab.start([lab.preset("tiny", device="cpu", ep_size=2)], num_steps=100_000, out=tmp_path / "out")
     wait_for_step(job)
+    assert alive.alive(tmp_path)
     folder = tmp_path / "out" / ".jobs" / "000"
     pid = json.loads((folder / "pid.rank1.json").read_text())["pid"]
     if victim == "agent":
@@ -127,7 +111,7 @@ def test_a_killed_process_ends_the_job_with_its_name(victim: str, tmp_path) -> N
     assert "rank" in str(e.value)
     assert "killed" in str(e.value)
     assert job.poll().state == "failed"
-    assert no_rank_is_left()
+    assert alive.all_end(tmp_path)
 
 
 def test_what_a_rank_refuses_comes_back_as_one_line_and_leaves_nothing(tmp_path) -> None:

@@ -25,7 +25,7 @@ demo: setup  ## the main job without a browser: compare strategies here and as r
 	.venv/bin/dspark-lab demo
 
 test: setup  ## all tests: unit, notebooks, browser; JOBS=1 for one after the other
-	$(PY) -m pytest -q $(if $(filter 1,$(JOBS)),,-n $(JOBS) --dist loadfile --no-loadscope-reorder)
+	$(PY) -m pytest -q $(if $(filter 1,$(JOBS)),,-n $(JOBS) --dist loadfile)
 
 check: setup  ## ruff, pyright, import-linter
 	.venv/bin/ruff check .

@@ -23,7 +23,7 @@ class Picture:
         self.figure: go.Figure | None = None
         self._live: Any = None
         self._drawn = False
-        """Whether the browser has drawn what it was sent: its script loads for a while, and what comes meanwhile can be lost."""
+        """Whether the browser has drawn the widget: its script loads for a while, and what is sent before that is lost."""
         self._width = 0
         self.widget = W.Box(layout=W.Layout(width="100%", min_height=min_height, overflow="hidden", margin="0"))
 
@@ -33,7 +33,6 @@ class Picture:
         if isinstance(self._live, W.HTML):
             self._live.value = _plain(figure)
         elif self._drawn:
-            self._drawn = False  # until it says so: of two changes in a row the second did not always show
             _update(self._live, figure, self._width)
         else:
             before, self._live = self._live, _widget(figure, self._width)
@@ -62,7 +61,7 @@ class Picture:
         return self._drawn
 
     def _hear(self, live: Any) -> None:
-        """Learns of the browser's word about ``live``, which it says whenever it has drawn it."""
+        """Learns of the browser's first word about ``live``, which it says once it has drawn it."""
         if isinstance(live, W.HTML):
             return
 

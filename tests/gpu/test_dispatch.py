@@ -31,7 +31,9 @@ def run_ranks(case: str, world: int) -> list[str]:
 @pytest.mark.parametrize("case", LINES)
 def test_a_gpu_for_each_rank(case: str, world: int) -> None:
     if torch.cuda.device_count() < world:
-        pytest.skip(f"needs {world} CUDA devices")
+        pytest.skip(
+            f"NCCL wants a GPU for each rank: {world}, and there are {torch.cuda.device_count()}; test_more_ranks_than_gpus runs on these"
+        )
     begins, number = LINES[case]
     assert sum(line.startswith(begins) for line in run_ranks(case, world)) == number
 

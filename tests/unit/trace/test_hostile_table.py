@@ -117,7 +117,7 @@ def test_the_table_is_whole() -> None:
     assert sum("error" not in e for e in EXPECTED.values()) >= 17
 
 
-MUTATIONS = 250
+MUTATIONS = 500
 
 
 def test_random_mutations(sound: str, write: Any) -> None:
